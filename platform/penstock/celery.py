@@ -1,0 +1,40 @@
+"""The Celery application. Celery carries work; PostgreSQL remembers it.
+
+Messages are wake-ups with identifiers: losing one costs time (a sweep sends it again), never work. One queue a latency
+class feeds the engine; `control` carries intake, finalising and sweeps.
+"""
+
+import os
+
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "penstock.settings")
+
+CONTROL_QUEUE = "control"
+
+app = Celery("penstock")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.conf.update(
+    {
+        "task_default_queue": CONTROL_QUEUE,
+        "task_ignore_result": True,
+        "task_serializer": "json",
+        "accept_content": ["json"],
+        "task_acks_late": True,
+        "task_reject_on_worker_lost": True,
+        "worker_prefetch_multiplier": 1,
+        "worker_hijack_root_logger": False,
+        "broker_connection_retry_on_startup": True,
+        "broker_transport_options": {"visibility_timeout": 3600},
+        "worker_cancel_long_running_tasks_on_connection_loss": False,
+        "beat_schedule": {
+            "sweep": {"task": "serving.sweep", "schedule": 5.0, "options": {"expires": 10}},
+            "sequence-ledger": {
+                "task": "serving.sequence_ledger",
+                "schedule": 2.0,
+                "options": {"expires": 6},
+            },
+        },
+    }
+)
+app.autodiscover_tasks()

@@ -1,0 +1,72 @@
+"""Every setting that an operator can give, read once from the environment.
+
+`PENSTOCK_HOME` holds all state. Without `DATABASE_URL` and `BROKER_URL` the embedded PostgreSQL and Valkey are used;
+`penstock up` writes where they listen to `run/services.json`, so that other commands find them.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import platformdirs
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Config(BaseSettings):
+    """Settings by environment variable; names below with `PENSTOCK_` in front, but for the two server addresses."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", extra="ignore")
+
+    home: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("penstock")))
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=1, le=65535)
+    debug: bool = False
+    public_url: str = ""
+    allowed_hosts: str = "localhost,127.0.0.1,[::1]"
+    language: str = "en"
+    threads: int | None = Field(default=None, ge=1)
+    memory_budget_bytes: int | None = Field(default=None, ge=1)
+    max_running_requests: int = Field(default=256, ge=1)
+    worker_concurrency: int = Field(default=8, ge=1)
+    shard_rows: int = Field(default=32, ge=1)
+    flush_rows: int = Field(default=8, ge=1)
+    lease_seconds: int = Field(default=60, ge=2)
+    max_file_bytes: int = 200 * 1024 * 1024
+    max_batch_rows: int = 50_000
+    checkpoint_leaves: int = 1000
+    checkpoint_seconds: int = 10
+    ledger_origin: str = "penstock.local/ledger"
+    database_url: str = Field(default="", validation_alias="DATABASE_URL")
+    broker_url: str = Field(default="", validation_alias="BROKER_URL")
+
+    @property
+    def services_file(self) -> Path:
+        return self.home / "run" / "services.json"
+
+    @property
+    def uses_embedded_database(self) -> bool:
+        return not self.database_url
+
+    @property
+    def uses_embedded_broker(self) -> bool:
+        return not self.broker_url
+
+    def resolved_database_url(self) -> str:
+        return self.database_url or self._running_services().get("database_url", "")
+
+    def resolved_broker_url(self) -> str:
+        return self.broker_url or self._running_services().get("broker_url", "")
+
+    def _running_services(self) -> dict[str, str]:
+        try:
+            return dict(json.loads(self.services_file.read_text()))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+
+
+@cache
+def config() -> Config:
+    loaded = Config()
+    loaded.home = loaded.home.expanduser().resolve()
+    return loaded

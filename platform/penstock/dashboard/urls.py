@@ -1,0 +1,5 @@
+from django.urls import URLPattern, URLResolver
+
+app_name = "dashboard"
+
+urlpatterns: list[URLPattern | URLResolver] = []

@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class OpenaiApiConfig(AppConfig):
+    name = "penstock.openai_api"
+    label = "openai_api"

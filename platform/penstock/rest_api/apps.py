@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class RestApiConfig(AppConfig):
+    name = "penstock.rest_api"
+    label = "rest_api"
