@@ -1,0 +1,1 @@
+"""Control frameworks as versioned data, with source and date."""
