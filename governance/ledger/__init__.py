@@ -1,0 +1,1 @@
+"""The append-only Merkle log behind every figure: outbox, leaves, nodes, signed checkpoints."""
