@@ -130,9 +130,7 @@ DATABASES = {
         "CONN_MAX_AGE": 0,
         "CONN_HEALTH_CHECKS": True,
         "OPTIONS": {
-            key: value
-            for key, value in _database.items()
-            if key not in {"dbname", "user", "password", "host", "port"}
+            key: value for key, value in _database.items() if key not in {"dbname", "user", "password", "host", "port"}
         },
     },
 }

@@ -42,9 +42,7 @@ class Pilot(models.Model):
         related_name="pilots",
         verbose_name=_("trial batch"),
     )
-    rate_card = models.ForeignKey(
-        RateCard, on_delete=models.PROTECT, related_name="+", verbose_name=_("rate card")
-    )
+    rate_card = models.ForeignKey(RateCard, on_delete=models.PROTECT, related_name="+", verbose_name=_("rate card"))
     items_per_month = models.PositiveIntegerField(_("items a month"), default=10_000)
     introduction_cost = models.DecimalField(
         _("cost of introduction"),
@@ -52,9 +50,7 @@ class Pilot(models.Model):
         decimal_places=2,
         default=Decimal("0"),
         validators=[MinValueValidator(Decimal("0"))],
-        help_text=_(
-            "What it takes to introduce it, once, in the rate card's currency: staff, training, set-up."
-        ),
+        help_text=_("What it takes to introduce it, once, in the rate card's currency: staff, training, set-up."),
     )
     trial_days = models.PositiveIntegerField(_("trial, days"), default=90)
     starts_on = models.DateField(_("starts on"))

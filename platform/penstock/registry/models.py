@@ -109,9 +109,7 @@ class Task(models.Model):
     output_contract = models.JSONField(_("output contract"), default=dict, blank=True)
     objectives = models.JSONField(_("objectives"), default=list, blank=True)
     fairness_plan = models.JSONField(_("fairness plan"), default=dict, blank=True)
-    budget_amount = models.DecimalField(
-        _("budget a month"), max_digits=14, decimal_places=2, null=True, blank=True
-    )
+    budget_amount = models.DecimalField(_("budget a month"), max_digits=14, decimal_places=2, null=True, blank=True)
     budget_currency = models.CharField(_("currency"), max_length=3, blank=True)
     retention_days = models.PositiveIntegerField(_("retention, days"), default=184)
     unassigned = models.BooleanField(default=False, editable=False)
@@ -123,9 +121,7 @@ class Task(models.Model):
     class Meta:
         ordering = ("name",)
         constraints = [
-            models.CheckConstraint(
-                condition=Q(latency_class__in=LatencyClass.values), name="task_class_known"
-            ),
+            models.CheckConstraint(condition=Q(latency_class__in=LatencyClass.values), name="task_class_known"),
             models.CheckConstraint(condition=Q(risk_tier__in=RiskTier.values), name="task_risk_known"),
             models.CheckConstraint(
                 condition=Q(budget_amount__isnull=True) | ~Q(budget_currency=""),

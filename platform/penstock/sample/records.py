@@ -1,7 +1,8 @@
 """Reads the sample and turns it into the lines of an OpenAI batch file.
 
 The 64 records are 32 products, each once in English and once in Traditional Chinese with the same facts
-(`LS-101-EN`, `LS-101-ZH`). So a difference between the two language groups is one of language, not of product.
+(`LS-101-EN`, `LS-101-ZH`). So a difference between the two language groups is one of language, not of
+product.
 """
 
 import json
@@ -56,7 +57,8 @@ class PromptByLanguage(_Record):
 
 
 class SuggestedObjective(_Record):
-    """A target to begin with: `measure` at least or at most a value (shares are 0 to 1) over `window_days`."""
+    """A target to begin with: `measure` at least or at most a value (shares are 0 to 1) over
+    `window_days`."""
 
     measure: str
     at_least: float | None = None
@@ -137,5 +139,6 @@ def batch_lines(model: str) -> Iterator[dict[str, Any]]:
 
 
 def batch_file(model: str) -> bytes:
-    """The same lines as the bytes of a JSONL file: UTF-8, a newline after each line, always the same bytes."""
+    """The same lines as the bytes of a JSONL file: UTF-8, a newline after each line, always the same
+    bytes."""
     return b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in batch_lines(model))

@@ -56,9 +56,7 @@ class Batch(models.Model):
     task_version = models.PositiveIntegerField()
     model_release = models.ForeignKey(ModelRelease, on_delete=models.PROTECT, related_name="batches")
     latency_class = models.CharField(max_length=12, choices=LatencyClass)
-    api_key = models.ForeignKey(
-        ApiKey, on_delete=models.SET_NULL, null=True, blank=True, related_name="batches"
-    )
+    api_key = models.ForeignKey(ApiKey, on_delete=models.SET_NULL, null=True, blank=True, related_name="batches")
     created_by = models.CharField(max_length=150)
     input_file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="batches")
     output_file = models.ForeignKey(File, on_delete=models.PROTECT, null=True, blank=True, related_name="+")
@@ -122,9 +120,7 @@ class Shard(models.Model):
         constraints = [models.UniqueConstraint(fields=["batch", "number"], name="shard_once")]
         indexes = [
             # The sweep re-sends what waits too long or whose lease ran out.
-            models.Index(
-                fields=["status", "lease_expires_at"], condition=~Q(status="done"), name="shard_open"
-            ),
+            models.Index(fields=["status", "lease_expires_at"], condition=~Q(status="done"), name="shard_open"),
         ]
 
 
@@ -151,13 +147,14 @@ class Request(models.Model):
     task_version = models.PositiveIntegerField()
     model_release = models.ForeignKey(ModelRelease, on_delete=models.PROTECT, related_name="requests")
     latency_class = models.CharField(max_length=12, choices=LatencyClass)
-    api_key = models.ForeignKey(
-        ApiKey, on_delete=models.SET_NULL, null=True, blank=True, related_name="requests"
-    )
+    api_key = models.ForeignKey(ApiKey, on_delete=models.SET_NULL, null=True, blank=True, related_name="requests")
     created_by = models.CharField(max_length=150)
     endpoint = models.CharField(max_length=60)
     body = models.JSONField()
     groups = models.JSONField(default=dict, blank=True)
+    # Digests in the ledger are SHA-256 over salt and text, so that a short prompt cannot be guessed from its leaf;
+    # erasing the row erases the salt.
+    salt = models.CharField(max_length=32)
     prompt_digest = models.CharField(max_length=64)
 
     status = models.CharField(max_length=10, choices=Status, default=Status.QUEUED)

@@ -37,9 +37,7 @@ class RateCard(models.Model):
         validators=[MinValueValidator(Decimal("0.01"))],
         help_text=_("Between 0.01 and 1: idle hours are paid for by the busy ones."),
     )
-    power_watts = models.DecimalField(
-        _("power under load, watts"), max_digits=8, decimal_places=1, validators=POSITIVE
-    )
+    power_watts = models.DecimalField(_("power under load, watts"), max_digits=8, decimal_places=1, validators=POSITIVE)
     electricity_price_per_kwh = models.DecimalField(
         _("electricity price a kWh"), max_digits=8, decimal_places=4, validators=POSITIVE
     )
@@ -53,9 +51,7 @@ class RateCard(models.Model):
     class Meta:
         ordering = ("-created_at",)
         constraints = [
-            models.UniqueConstraint(
-                fields=["current"], condition=Q(current=True), name="one_current_rate_card"
-            ),
+            models.UniqueConstraint(fields=["current"], condition=Q(current=True), name="one_current_rate_card"),
             models.CheckConstraint(
                 condition=Q(utilization__gt=0, utilization__lte=1), name="rate_card_utilization_is_a_share"
             ),

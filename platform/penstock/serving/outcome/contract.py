@@ -1,0 +1,57 @@
+"""The output contract of a task: what each of its outputs has to be."""
+
+from collections.abc import Mapping
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+Phrase = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
+
+
+class OutputContract(BaseModel):
+    """Frozen. Raises `pydantic.ValidationError` naming the field for values that cannot be.
+
+    Lengths are in Unicode code points, without white space at either end. The default contract asks for
+    nothing.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    language_from: str | None = Field(default=None, min_length=1)
+    """Key in a request's metadata that carries the expected language as a BCP 47 tag ("en", "zh-Hant")."""
+
+    min_characters: int = Field(default=0, ge=0)
+    max_characters: int | None = Field(default=None, gt=0)
+
+    must_be_json: bool = False
+    """The whole output is one JSON text (RFC 8259), with no fence or remark around it."""
+
+    forbidden_phrases: tuple[Phrase, ...] = ()
+    """Phrases that may not occur, whatever their case and width (compared in NFKC, case folded)."""
+
+    repetition_limit: float | None = Field(default=None, gt=0, lt=1)
+    """Highest share of 4-grams that may repeat an earlier one, 0 to 1. None leaves repetition unchecked."""
+
+    allow_refusal: bool = False
+    """A refusal can be a right answer (where the task includes requests that should be refused)."""
+
+    @model_validator(mode="after")
+    def _lengths_leave_room(self) -> Self:
+        if self.max_characters is not None and self.max_characters < self.min_characters:
+            raise ValueError("max_characters must not be smaller than min_characters")
+        return self
+
+    @property
+    def asks_for_something(self) -> bool:
+        return self != _ASKS_FOR_NOTHING and self != _ONLY_ALLOWS_REFUSAL
+
+    def expected_language(self, metadata: Mapping[str, object] | None) -> str | None:
+        """The expected language that a request's metadata carries, or None."""
+        if self.language_from is None or not metadata:
+            return None
+        value = metadata.get(self.language_from)
+        return value if isinstance(value, str) and value.strip() else None
+
+
+_ASKS_FOR_NOTHING = OutputContract()
+_ONLY_ALLOWS_REFUSAL = OutputContract(allow_refusal=True)
