@@ -1,7 +1,7 @@
 """Loads the control catalogs that ship with Penstock.
 
-A catalog is a YAML file in `data/`. It is read once, checked strictly (unknown or missing fields are errors,
-identifiers are unique, every control names a group that exists) and carries the SHA-256 of its file, so that a
+A catalog is a YAML file in `data/`, read once and checked strictly: unknown or missing fields are errors,
+identifiers are unique, every control names a group that exists. It carries the SHA-256 of its file, so that a
 report can say which text it was made against.
 """
 
@@ -72,7 +72,7 @@ class Control(_Strict):
 
 
 class Catalog(_Strict):
-    """One framework in one version, with the source of its text and the SHA-256 of the file it was read from."""
+    """One framework in one version, with the source of its text and the SHA-256 of its file."""
 
     id: str = NonEmpty
     title: Text
@@ -124,7 +124,7 @@ class Catalog(_Strict):
         raise UnknownControlError(self.id, f"no group {group_id!r}")
 
     def group_path(self, control: Control) -> tuple[Group, ...]:
-        """The groups above a control, outermost first: for NIST function and category, for Annex A one clause."""
+        """The groups above a control, outermost first: a function and a category, or one clause."""
         path: list[Group] = []
         group_id: str | None = control.group
         while group_id is not None:
@@ -135,7 +135,7 @@ class Catalog(_Strict):
 
 
 def parse_catalog(raw: bytes, *, file: str) -> Catalog:
-    """Read one catalog from the bytes of a YAML file; `CatalogError` names the file and the field at fault."""
+    """Read one catalog from the bytes of a YAML file; `CatalogError` names file and field."""
     try:
         content = yaml.safe_load(raw)
     except yaml.YAMLError as error:

@@ -73,8 +73,8 @@ def test_the_ai_rmf_statements_are_the_frameworks_own_words() -> None:
     catalog = get_catalog("nist-ai-rmf-1.0")
     assert catalog.text_kind == "verbatim"
     assert catalog.control("MANAGE 1.1").text.en == (
-        "A determination is made as to whether the AI system achieves its intended purposes and stated objectives "
-        "and whether its development or deployment should proceed."
+        "A determination is made as to whether the AI system achieves its intended purposes and stated "
+        "objectives and whether its development or deployment should proceed."
     )
 
 
@@ -87,9 +87,7 @@ def test_every_chinese_text_is_traditional(catalog: Catalog) -> None:
     texts = [catalog.title, catalog.text_source, *(group.title for group in catalog.groups)]
     texts += [text for control in catalog.controls for text in (control.title, control.text)]
     for text in texts:
-        assert not hanzidentifier.is_simplified(text.zh_hant) or hanzidentifier.is_traditional(
-            text.zh_hant
-        ), text
+        assert hanzidentifier.is_traditional(text.zh_hant), text
         assert hanzidentifier.has_chinese(text.zh_hant), text
         assert not hanzidentifier.has_chinese(text.en), text
 
@@ -117,7 +115,7 @@ def test_a_text_answers_in_the_readers_language(code: str | None, expected: str)
 
 
 def test_an_unknown_catalog_is_refused_with_those_that_exist() -> None:
-    with pytest.raises(UnknownCatalogError, match="nist-ai-rmf-1.0"):
+    with pytest.raises(UnknownCatalogError, match=r"nist-ai-rmf-1\.0"):
         get_catalog("iso-27001")
 
 
@@ -158,7 +156,7 @@ def test_a_well_formed_file_is_read() -> None:
         ("groups:", "groups: [", "not YAML"),
         (
             "controls:",
-            "controls:\n  - {id: C1, group: G, title: {en: One, zh_hant: 一}, text: {en: Text, zh_hant: 文字}}",
+            "controls:\n  - {id: C1, group: G, title: {en: A, zh_hant: 一}, text: {en: B, zh_hant: 文}}",
             "repeated: C1",
         ),
     ],
