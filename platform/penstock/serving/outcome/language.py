@@ -35,14 +35,14 @@ _LETTERS_A_WORD: dict[Script, float] = {"Hani": 1.5, "Jpan": 2.0, "Hang": 2.0, "
 _HAN = r"\u3005\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f"
 _KANA = r"\u3041-\u3096\u309d\u309e\u30a1-\u30fa\u30fd\u30fe\uff66-\uff9d"  # no middle dot: Chinese has it too
 _HANGUL = r"\u1100-\u11ff\u3131-\u318e\uac00-\ud7a3"
-_LATIN = r"A-Za-z\u00aa\u00ba\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff\uff21-\uff3a\uff41-\uff5a"
+_LATIN_LETTERS = r"A-Za-z\u00aa\u00ba\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff\uff21-\uff3a\uff41-\uff5a"
 _BOPOMOFO_AND_MARKS = r"\u3100-\u312f\u31a0-\u31bf\u30fc\u309b\u309c\uff70\uff9e\uff9f"
 _RUNS: dict[Script, re.Pattern[str]] = {
     "Hani": re.compile(f"[{_HAN}]+"),
     "Jpan": re.compile(f"[{_KANA}]+"),
     "Hang": re.compile(f"[{_HANGUL}]+"),
-    "Latn": re.compile(f"[{_LATIN}]+"),
-    "other": re.compile(rf"[^\W\d_{_HAN}{_KANA}{_HANGUL}{_LATIN}{_BOPOMOFO_AND_MARKS}]+"),
+    "Latn": re.compile(f"[{_LATIN_LETTERS}]+"),
+    "other": re.compile(rf"[^\W\d_{_HAN}{_KANA}{_HANGUL}{_LATIN_LETTERS}{_BOPOMOFO_AND_MARKS}]+"),
 }
 
 # What is in no language: fenced code, addresses, markup. Bounded, so that no input makes them slow.
@@ -51,24 +51,10 @@ _MARKUP = re.compile(r"https?://\S+|[\w.+-]{1,64}@[\w-]{1,64}\.[\w.-]{1,64}|</?[
 
 # Languages that an output may plausibly be in. py3langid knows 140, and takes a short English line for one
 # of the small ones too easily.
-_LATIN_LANGUAGES = frozenset(
-    re.findall(
-        r"\w+",
-        """
-    af ca cs da de en es et eu fi fr gl hr hu id is 
-    it lt lv ms nl no pl pt ro sk sl sq sv sw tl tr vi
-""",
-    )
-)
-_OTHER_LANGUAGES = frozenset(
-    re.findall(
-        r"\w+",
-        """
-    am ar be bg bn el fa gu he hi hy ka kk km kn ky 
-    lo mk ml mn mr my ne pa ps ru si sr ta te th uk ur
-""",
-    )
-)
+_LATIN = "af ca cs da de en es et eu fi fr gl hr hu id is it lt lv ms nl no pl pt ro sk sl sq sv sw tl tr vi"
+_OTHER = "am ar be bg bn el fa gu he hi hy ka kk km kn ky lo mk ml mn mr my ne pa ps ru si sr ta te th uk ur"
+_LATIN_LANGUAGES = frozenset(_LATIN.split())
+_OTHER_LANGUAGES = frozenset(_OTHER.split())
 _SAME_LANGUAGE = {
     "nb": "no",
     "nn": "no",

@@ -12,7 +12,7 @@ _WINDOW = 240  # code points looked at; an opening is never longer
 
 _ENGLISH_ACT = (
     r"(?:assist|help|comply|fulfil+|provide|create|write|generate|answer|do that|do this|complete|continue|"
-    r"produce|discuss|engage|offer|give|translate|respond|process|support|share|access|speak|understand)\b"
+    r"produce|discuss|engage|translate|respond|process|access)\b"
 )
 _ENGLISH_CANNOT = (
     r"(?:can ?not|can'?t|could ?n[o']t|won'?t|will not|am unable to|'m unable to|am not able to|"

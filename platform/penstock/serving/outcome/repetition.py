@@ -20,7 +20,7 @@ def repeated_share(text: str) -> float | None:
     """Share of the text's 4-grams that occurred before in it, 0 to 1; None if there are too few to tell.
 
     1 - |distinct n-grams| / |n-grams|, "seq-rep-n" in Welleck et al., Neural Text Generation with
-    Unlikelihood Training (2020), section 4.1, with n = 4.
+    Unlikelihood Training (2020), with n = 4.
     """
     units = _UNIT.findall(text[:_LONGEST].lower())
     grams = list(zip(*(units[offset:] for offset in range(_N)), strict=False))
