@@ -19,9 +19,17 @@ class User(AbstractUser):
 
     language = models.CharField(_("language"), max_length=10, blank=True)
 
+    # The key that a program signed in with, for this request only; a person at a browser has none.
+    acting_key: "ApiKey | None" = None
+
     class Meta(AbstractUser.Meta):
         verbose_name = _("person")
         verbose_name_plural = _("people")
+
+    @property
+    def actor(self) -> str:
+        """Who the ledger names: `key:<prefix>` for a program, else the person's user name."""
+        return f"key:{self.acting_key.prefix}" if self.acting_key else self.username
 
 
 class Team(models.Model):
