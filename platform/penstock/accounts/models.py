@@ -22,7 +22,7 @@ class User(AbstractUser):
     # The key that a program signed in with, for this request only; a person at a browser has none.
     acting_key: "ApiKey | None" = None
 
-    class Meta(AbstractUser.Meta):
+    class Meta:
         verbose_name = _("person")
         verbose_name_plural = _("people")
 

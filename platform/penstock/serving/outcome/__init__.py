@@ -5,8 +5,9 @@ are what the fairness of service is counted from, so each is a plain rule that a
 beside the code.
 """
 
+from penstock.registry.output_contract import OutputContract
+
 from .assess import Outcome, assess
-from .contract import OutputContract
 from .language import is_language_tag, warm_up
 from .violations import VIOLATION_LABELS, Violation
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
 
-from .contract import OutputContract
+from penstock.registry.output_contract import OutputContract
+
 from .language import Detection, contradicts, detect, expects_variant
 from .refusal import is_refusal
 from .repetition import repeated_share
