@@ -1,8 +1,10 @@
 """The embedded PostgreSQL and Valkey: started from their wheels, kept in `PENSTOCK_HOME`, private to this machine."""
 
 import contextlib
+import hashlib
 import json
 import os
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +67,7 @@ class EmbeddedValkey:
     server: ValkeyServer | None = None
 
     def start(self) -> str:
+        self.stop()
         folder = self.home / "valkey"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.server = ValkeyServer(
@@ -76,8 +79,12 @@ class EmbeddedValkey:
     def is_running(self) -> bool:
         return self.server is not None and self.server.is_running()
 
+    def pid(self) -> int | None:
+        process = self.server._process if self.server is not None else None
+        return process.pid if process is not None else None
+
     def stop(self) -> None:
-        if self.server is not None and self.server._process is not None:
+        if self.pid() is not None and self.server is not None:
             self.server.stop()
 
 
@@ -86,9 +93,6 @@ def socket_path(folder: Path) -> Path:
     path = folder / "valkey.sock"
     if len(os.fsencode(path)) <= 100:
         return path
-    import hashlib
-    import tempfile
-
     short = Path(tempfile.gettempdir()) / f"penstock-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
     short.mkdir(mode=0o700, exist_ok=True)
     return short / "valkey.sock"
