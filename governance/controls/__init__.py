@@ -1,0 +1,1 @@
+"""Which measurement says something about which control, and what stands behind each control now."""
