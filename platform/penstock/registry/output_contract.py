@@ -32,6 +32,9 @@ class OutputContract(BaseModel):
     repetition_limit: float | None = Field(default=None, gt=0, lt=1)
     """Highest share of 4-grams that may repeat an earlier one, 0 to 1. None leaves repetition unchecked."""
 
+    copy_limit: float | None = Field(default=None, gt=0, lt=1)
+    """Highest share of 4-grams that may stand in the prompt too, 0 to 1. None leaves copying unchecked."""
+
     allow_refusal: bool = False
     """A refusal can be a right answer (where the task includes requests that should be refused)."""
 

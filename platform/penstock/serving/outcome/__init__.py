@@ -7,7 +7,7 @@ beside the code.
 
 from penstock.registry.output_contract import OutputContract
 
-from .assess import Outcome, assess
+from .assess import Outcome, assess, prompt_text
 from .language import is_language_tag, warm_up
 from .violations import VIOLATION_LABELS, Violation
 
@@ -18,5 +18,6 @@ __all__ = [
     "Violation",
     "assess",
     "is_language_tag",
+    "prompt_text",
     "warm_up",
 ]

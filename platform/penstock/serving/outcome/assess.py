@@ -2,15 +2,16 @@
 
 import json
 import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
 
 from penstock.registry.output_contract import OutputContract
 
-from .language import Detection, contradicts, detect, expects_variant
+from .language import Detection, contradicts, detect, expects_variant, is_language_tag
 from .refusal import is_refusal
-from .repetition import repeated_share
+from .repetition import copied_share, repeated_share
 from .violations import Violation
 
 
@@ -18,12 +19,12 @@ from .violations import Violation
 class Outcome:
     """What is known of one output.
 
-    `valid` is True when every check that the contract asks for was made and passed, False when one failed,
-    and None when there is nothing to say: the request failed, the contract asks for nothing, or the
-    expected language is missing or cannot be checked while all else passed. `refused` is None when there is
-    no output to look at. `truncated` (cut off at the token limit) stands on its own: a truncated output can
-    be valid. `detected_language` is a BCP 47 tag; None when the request failed. `violations` are codes of
-    `Violation`.
+    `valid` is True when every check that the contract asks for was made and passed, False when one failed, and None
+    when there is nothing to say: the request failed, the contract asks for nothing, or a check could not be made (the
+    expected language is missing or cannot be told, the prompt was not given) while all others passed.
+    `refused` is None when there is no output to look at. `truncated` (cut off at the token limit) stands on its own:
+    a truncated output can be valid. `detected_language` is a BCP 47 tag; None when the request failed. `violations`
+    are codes of `Violation`.
     """
 
     valid: bool | None
@@ -40,12 +41,14 @@ def assess(
     error: bool,
     contract: OutputContract,
     expected_language: str | None,
+    prompt: str | None = None,
 ) -> Outcome:
     """Judge the output `text` of a request; never raises.
 
-    `finish_reason` is OpenAI's ("stop", "length", "content_filter", ...). `expected_language` is a BCP 47
-    tag, as `contract.expected_language(metadata)` gives it; when present, the language is checked. A failed
-    request (`error`) has no outcome to judge: it counts as an error, not as an invalid output.
+    `finish_reason` is OpenAI's ("stop", "length", "content_filter", ...). `expected_language` is a BCP 47 tag, as
+    `contract.expected_language(metadata)` gives it; when present, the language is checked. `prompt` is the text of all
+    messages (`prompt_text`), needed only by a contract with a `copy_limit`. A failed request (`error`) has no outcome
+    to judge: it counts as an error, not as an invalid output.
     """
     if error:
         return Outcome(None, None, False, None, ())
@@ -61,14 +64,14 @@ def assess(
     violations: list[Violation] = []
     wrong_language = _language_violation(detection, expected_language) if stripped else None
     if contract.asks_for_something or expected_language is not None:
-        violations += _form_violations(stripped, is_json, contract)
+        violations += _form_violations(stripped, is_json, contract, prompt)
         if wrong_language:
             violations.append(wrong_language)
         if refused and not contract.allow_refusal:
             violations.append(Violation.REFUSED)
 
     return Outcome(
-        valid=_verdict(violations, contract, expected_language, detection),
+        valid=_verdict(violations, contract, expected_language, prompt),
         refused=refused,
         truncated=finish_reason == "length",
         detected_language=detection.tag,
@@ -76,18 +79,34 @@ def assess(
     )
 
 
+def prompt_text(messages: Sequence[Mapping[str, object]]) -> str:
+    """The text of chat messages as one string; parts that are not text are left out."""
+    texts = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            texts.append(content)
+        elif isinstance(content, list):
+            texts += [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    return "\n".join(texts)
+
+
 def _verdict(
-    violations: list[Violation], contract: OutputContract, expected_language: str | None, detection: Detection
+    violations: list[Violation], contract: OutputContract, expected_language: str | None, prompt: str | None
 ) -> bool | None:
     if violations:
         return False
-    if expected_language is None:
-        language_is_checked = contract.language_from is None
-        return True if contract.asks_for_something and language_is_checked else None
-    return True if contradicts(detection, expected_language) is not None else None
+    if expected_language is None and not contract.asks_for_something:
+        return None
+    language_is_due = contract.language_from is not None or expected_language is not None
+    if language_is_due and not (expected_language is not None and is_language_tag(expected_language)):
+        return None
+    if contract.copy_limit is not None and prompt is None:
+        return None
+    return True
 
 
-def _form_violations(stripped: str, is_json: bool, contract: OutputContract) -> list[Violation]:
+def _form_violations(stripped: str, is_json: bool, contract: OutputContract, prompt: str | None) -> list[Violation]:
     if not stripped:
         return [Violation.EMPTY]
     found = []
@@ -106,6 +125,10 @@ def _form_violations(stripped: str, is_json: bool, contract: OutputContract) -> 
         share = repeated_share(stripped)
         if share is not None and share > contract.repetition_limit:
             found.append(Violation.REPETITION)
+    if contract.copy_limit is not None and prompt is not None:
+        share = copied_share(stripped, prompt)
+        if share is not None and share > contract.copy_limit:
+            found.append(Violation.COPIES_PROMPT)
     return found
 
 

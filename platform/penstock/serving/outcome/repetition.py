@@ -1,4 +1,8 @@
-"""Measures how much an output repeats itself: small models at temperature 0 are prone to endless loops."""
+"""Measures how much an output repeats itself, or its prompt.
+
+Small models at temperature 0 fall into endless loops, and in a language that they hardly know they recite the prompt
+instead of answering. Both are text in the right language; neither is an answer.
+"""
 
 import re
 
@@ -19,11 +23,24 @@ _UNIT = re.compile(
 def repeated_share(text: str) -> float | None:
     """Share of the text's 4-grams that occurred before in it, 0 to 1; None if there are too few to tell.
 
-    1 - |distinct n-grams| / |n-grams|, "seq-rep-n" in Welleck et al., Neural Text Generation with
-    Unlikelihood Training (2020), with n = 4.
+    1 - |distinct n-grams| / |n-grams|, "seq-rep-n" in Welleck et al., Neural Text Generation with Unlikelihood
+    Training (2020), with n = 4.
     """
-    units = _UNIT.findall(text[:_LONGEST].lower())
-    grams = list(zip(*(units[offset:] for offset in range(_N)), strict=False))
+    grams = _grams(text)
     if len(grams) < _ENOUGH:
         return None
     return 1 - len(set(grams)) / len(grams)
+
+
+def copied_share(text: str, prompt: str) -> float | None:
+    """Share of the text's 4-grams that stand in the prompt too, 0 to 1; None if there are too few to tell."""
+    grams = _grams(text)
+    if len(grams) < _ENOUGH:
+        return None
+    of_prompt = set(_grams(prompt))
+    return sum(gram in of_prompt for gram in grams) / len(grams)
+
+
+def _grams(text: str) -> list[tuple[str, ...]]:
+    units = _UNIT.findall(text[:_LONGEST].lower())
+    return list(zip(*(units[offset:] for offset in range(_N)), strict=False))

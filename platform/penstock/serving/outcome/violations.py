@@ -16,6 +16,7 @@ class Violation(TextChoices):
     MIXED_SCRIPT = "mixed_script", _("Traditional and Simplified Chinese characters mixed")
     FORBIDDEN_PHRASE = "forbidden_phrase", _("Contains a forbidden phrase")
     REPETITION = "repetition", _("Repeats itself")
+    COPIES_PROMPT = "copies_prompt", _("Repeats the prompt instead of answering it")
     REFUSED = "refused", _("Refused to answer")
 
 
