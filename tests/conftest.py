@@ -38,6 +38,23 @@ def django_db_modify_db_settings(postgres_url: str) -> None:
     )
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _flush_may_empty_the_ledger() -> Iterator[None]:
+    """Django truncates every table after a transactional test; the ledger's triggers rightly refuse that."""
+    import pgtrigger
+    from django.db.backends.postgresql.operations import DatabaseOperations
+
+    flush = DatabaseOperations.execute_sql_flush
+
+    def flush_all(self: DatabaseOperations, sql_list: list[str]) -> None:
+        with pgtrigger.ignore():
+            flush(self, sql_list)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DatabaseOperations, "execute_sql_flush", flush_all)
+        yield
+
+
 @pytest.fixture
 def people(db: None) -> People:
     from penstock.accounts.models import Membership, Role, Team, User

@@ -1,8 +1,9 @@
 """The Merkle tree of RFC 6962 section 2 (unchanged in RFC 9162 section 2), over stored complete subtrees.
 
-A node is named by its level and its index in that level: `NodeId(0, i)` is the hash of leaf `i`, and `NodeId(l, i)`
-the root of the complete subtree over the leaves `[i * 2**l, (i + 1) * 2**l)`. A complete subtree never changes once
-it is full, so a store only ever appends; roots and proofs are folded from O(log n) of these nodes, fetched in one read.
+A node is named by its level and its position in that level: `NodeId(0, i)` is the hash of leaf `i`, and
+`NodeId(l, i)` the root of the complete subtree over the leaves `[i * 2**l, (i + 1) * 2**l)`. A full subtree
+never changes, so a store only ever appends; roots and proofs are folded from O(log n) of these nodes,
+fetched in one read.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class NodeId(NamedTuple):
     """The place of a complete subtree: level 0 holds the leaf hashes."""
 
     level: int
-    index: int
+    position: int
 
 
 class NodeReader(Protocol):
@@ -36,7 +37,7 @@ class MissingNodeError(LookupError):
     """The store lacks a node that a tree of this size must have."""
 
     def __init__(self, node: NodeId) -> None:
-        super().__init__(f"the store has no node at level {node.level}, index {node.index}")
+        super().__init__(f"the store has no node at level {node.level}, position {node.position}")
         self.node = node
 
 
@@ -53,7 +54,8 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 def complete_subtrees(first: int, end: int) -> list[NodeId]:
     """The complete subtrees, left to right, that make up the leaves `[first, end)`.
 
-    The range must be one that the tree splits into by itself: `first` a multiple of the power of two that spans it.
+    The range must be one that the tree itself splits into: `first` a multiple of the power of two that
+    spans it.
     """
     nodes = []
     while first < end:
@@ -100,9 +102,7 @@ def consistency_proof(old_size: int, new_size: int, read: NodeReader) -> list[by
     return _range_hashes(_consistency_ranges(old_size, new_size), read)
 
 
-def verify_inclusion(
-    leaf: bytes, index: int, size: int, proof: Sequence[bytes], expected_root: bytes
-) -> bool:
+def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], expected_root: bytes) -> bool:
     """Whether `proof` leads from the leaf hash `leaf` at `index` to the root (RFC 9162, 2.1.3.2)."""
     if not 0 <= index < size:
         return False
@@ -123,9 +123,7 @@ def verify_inclusion(
     return sn == 0 and computed == expected_root
 
 
-def verify_consistency(
-    old_size: int, new_size: int, proof: Sequence[bytes], old_root: bytes, new_root: bytes
-) -> bool:
+def verify_consistency(old_size: int, new_size: int, proof: Sequence[bytes], old_root: bytes, new_root: bytes) -> bool:
     """Whether `proof` shows that the old tree is a prefix of the new one (RFC 9162, 2.1.4.2)."""
     if not 0 <= old_size <= new_size:
         return False
@@ -162,8 +160,8 @@ def verify_consistency(
 class Frontier:
     """The right edge of a growing tree: the complete subtrees that its size is made of.
 
-    Appending a leaf yields the complete nodes that come into being (none or a few, of level 1 and up), which are all
-    that a store needs to keep besides the leaf hash.
+    Appending a leaf yields the complete nodes that come into being (none or a few, of level 1 and up),
+    which are all that a store needs to keep besides the leaf hash.
     """
 
     __slots__ = ("_edge", "size")
@@ -198,7 +196,7 @@ class Frontier:
 
 
 def _split(first: int, end: int) -> int:
-    """Where RFC 9162 divides the leaves `[first, end)`: the largest power of two smaller than their number."""
+    """Where RFC 9162 divides the leaves `[first, end)`: the largest power of two below their number."""
     return first + (1 << ((end - first - 1).bit_length() - 1))
 
 

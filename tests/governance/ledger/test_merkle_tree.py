@@ -1,4 +1,4 @@
-"""The tree against the published Certificate Transparency vectors and against RFC 9162's own recursive definition."""
+"""The tree against Certificate Transparency's published vectors and RFC 9162's recursive definition."""
 
 from __future__ import annotations
 
@@ -119,21 +119,15 @@ def test_reference_inclusion_and_consistency_proofs() -> None:
 
 
 @given(entries_lists, st.data())
-def test_inclusion_proofs_equal_the_rfc_definition_and_verify(
-    entries: list[bytes], data: st.DataObject
-) -> None:
+def test_inclusion_proofs_equal_the_rfc_definition_and_verify(entries: list[bytes], data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(entries) - 1))
     proof = tree.inclusion_proof(index, len(entries), Store(entries))
     assert proof == rfc_path(index, entries)
-    assert tree.verify_inclusion(
-        tree.leaf_hash(entries[index]), index, len(entries), proof, rfc_root(entries)
-    )
+    assert tree.verify_inclusion(tree.leaf_hash(entries[index]), index, len(entries), proof, rfc_root(entries))
 
 
 @given(entries_lists, st.data())
-def test_consistency_proofs_equal_the_rfc_definition_and_verify(
-    entries: list[bytes], data: st.DataObject
-) -> None:
+def test_consistency_proofs_equal_the_rfc_definition_and_verify(entries: list[bytes], data: st.DataObject) -> None:
     old_size = data.draw(st.integers(1, len(entries)))
     proof = tree.consistency_proof(old_size, len(entries), Store(entries))
     assert proof == rfc_subproof(old_size, entries, True)
@@ -165,9 +159,7 @@ def test_a_rewritten_history_has_no_consistency_proof(size: int, data: st.DataOb
     rewritten = list(entries)
     rewritten[data.draw(st.integers(0, old_size - 1))] = b"rewritten"
     proof = tree.consistency_proof(old_size, size, Store(rewritten))
-    assert not tree.verify_consistency(
-        old_size, size, proof, rfc_root(entries[:old_size]), rfc_root(rewritten)
-    )
+    assert not tree.verify_consistency(old_size, size, proof, rfc_root(entries[:old_size]), rfc_root(rewritten))
 
 
 @given(st.integers(0, 70), st.integers(0, 70))
@@ -208,7 +200,7 @@ def test_several_proofs_cost_one_read() -> None:
 def test_a_missing_node_is_named() -> None:
     store = Store([b"%d" % i for i in range(8)])
     del store.nodes[NodeId(1, 2)]
-    with pytest.raises(tree.MissingNodeError, match="level 1, index 2"):
+    with pytest.raises(tree.MissingNodeError, match="level 1, position 2"):
         tree.inclusion_proof(7, 8, store)
 
 
