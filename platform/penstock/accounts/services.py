@@ -166,6 +166,23 @@ def revoke_role(*, actor: User | None, user: User, team: Team, role: Role) -> No
         )
 
 
+@transaction.atomic
+def set_password(*, actor: User, user: User, password: str) -> None:
+    """Gives a person another password: their own, or anybody's where the actor administers the installation.
+
+    Raises PermissionDenied, or ValidationError on `password` saying what makes it too weak.
+    """
+    if actor.pk != user.pk:
+        _require_installation_administrator(actor)
+    try:
+        validate_password(password, user)
+    except ValidationError as error:
+        raise ValidationError({"password": error.messages}) from error
+    user.set_password(password)
+    user.save(update_fields=["password"])
+    record(kind="password.changed", subject=f"person:{user.username}", payload={}, actor=_name(actor))
+
+
 def set_language(*, user: User, language: str) -> None:
     """Keeps the language in which a person wants the interface; no event, since nobody else is touched."""
     User.objects.filter(pk=user.pk).update(language=language)
