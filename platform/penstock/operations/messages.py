@@ -1,8 +1,8 @@
 """Translations, with Babel in the place of GNU gettext's programs, which a fresh machine need not have.
 
-    python -m penstock.operations.messages collect   strings of the code into locale/*/LC_MESSAGES/django.po
-    python -m penstock.operations.messages compile   .po files into the .mo files that Django reads
-    python -m penstock.operations.messages check     fails, naming them, if any string is new, missing or ill-formed
+python -m penstock.operations.messages collect   strings of the code into locale/*/LC_MESSAGES/django.po
+python -m penstock.operations.messages compile   .po files into the .mo files that Django reads
+python -m penstock.operations.messages check     fails, naming them, if any string is new, missing or ill-formed
 """
 
 import io

@@ -55,13 +55,15 @@ def collect_static(console: Console) -> None:
 def ensure_administrator(console: Console) -> None:
     from django.utils.translation import gettext as _
 
-    from penstock.accounts.models import User
-    from penstock.accounts.services import bootstrap
+    from penstock.accounts.models import Team, User
+    from penstock.accounts.services import create_person, create_team
 
     if User.objects.filter(is_superuser=True).exists():
         return
     password = os.environ.get("PENSTOCK_ADMIN_PASSWORD") or secrets.token_urlsafe(12)
-    bootstrap(username="admin", password=password)
+    if not Team.objects.exists():
+        create_team(actor=None, slug="default", name=_("Default team"))
+    create_person(actor=None, username="admin", password=password, administrator=True)
     shown = _("as set in PENSTOCK_ADMIN_PASSWORD") if "PENSTOCK_ADMIN_PASSWORD" in os.environ else password
     console.rule()
     console.print(_("Administrator: name [bold]admin[/bold], password [bold]%s[/bold]") % shown)

@@ -160,9 +160,7 @@ class Supervisor:
 
     def prepare(self) -> None:
         """Runs `operations.prepare` as a process of its own: it may import torch, and this one must stay small."""
-        done = subprocess.run(
-            [sys.executable, "-m", "penstock.operations.prepare"], env=self.environment, check=False
-        )
+        done = subprocess.run([sys.executable, "-m", "penstock.operations.prepare"], env=self.environment, check=False)
         if done.returncode:
             raise PreparationFailed(_("Setting up failed; what is wrong is told above."))
 

@@ -1,0 +1,159 @@
+"""`penstock batch run`: submits a file, follows it, writes what came out."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from django.db import transaction
+from django.utils.translation import gettext as _
+
+from penstock.accounts.models import User
+from penstock.registry.models import Task
+from penstock.registry.prompts import RecordError, render_record
+from penstock.registry.selectors import tasks_visible_to
+from penstock.serving.blobs import open_blob
+from penstock.serving.models import Batch, File
+from penstock.serving.selectors import progress
+from penstock.serving.services import create_batch, create_file
+from penstock.telemetry.summary import summarize
+
+ENDPOINT = "/v1/chat/completions"
+POLL_SECONDS = 0.5
+READ_BYTES = 1 << 20
+
+
+class BatchRunError(Exception):
+    """The file or the task does not do; says which line and why."""
+
+
+def submit(*, user: User, file: Path, task_name: str) -> Batch:
+    """Stores the file and starts its batch. Records are rendered into requests on the way."""
+    task = tasks_visible_to(user).filter(name=task_name).first()
+    if task is None:
+        raise BatchRunError(_("There is no task called %s; `penstock task list` shows them.") % task_name)
+    with transaction.atomic():
+        stored = create_file(
+            user=user, team=task.team, filename=file.name, purpose="batch", chunks=request_lines(file, task)
+        )
+        return create_batch(
+            user=user,
+            team=task.team,
+            input_file=stored,
+            endpoint=ENDPOINT,
+            metadata={"task": task.name},
+            task=task,
+        )
+
+
+def request_lines(file: Path, task: Task) -> Iterator[bytes]:
+    """The file's lines, records among them turned into requests; a broken line is left for intake to name."""
+    with file.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError:
+                yield line.rstrip(b"\r\n") + b"\n"
+                continue
+            if isinstance(record, dict) and "body" not in record and "method" not in record:
+                record = as_request(record, number, task, file)
+            yield json.dumps(record, ensure_ascii=False).encode() + b"\n"
+
+
+def as_request(record: dict[str, Any], number: int, task: Task, file: Path) -> dict[str, Any]:
+    try:
+        messages = render_record(task, record)
+    except RecordError as error:
+        place = {"file": file.name, "line": number, "error": error}
+        raise BatchRunError(_("%(file)s, line %(line)s: %(error)s") % place) from None
+    groups = {name: str(record[name]) for name in (task.fairness_plan.get("group"),) if name and name in record}
+    return {
+        "custom_id": str(record.get("custom_id") or record.get("id") or number),
+        "method": "POST",
+        "url": ENDPOINT,
+        "body": {
+            "model": task.name,
+            "messages": messages,
+            "max_tokens": task.max_output_tokens,
+            "temperature": 0,
+            "metadata": groups,
+        },
+    }
+
+
+def follow(batch: Batch, *, quiet: bool) -> Batch:
+    """Waits until the batch is over, with a bar on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bars:
+        bar = bars.add_task(batch.id, total=None, rate="")
+        while True:
+            batch.refresh_from_db()
+            if batch.status in Batch.TERMINAL:
+                return batch
+            now = progress(batch)
+            done = now.succeeded + now.failed + now.expired + now.cancelled
+            rate = now.output_tokens_per_second
+            bars.update(
+                bar,
+                description=str(batch.get_status_display()),
+                total=now.total or None,
+                completed=done,
+                rate=_("%.0f output tokens/s") % rate if rate else "",
+            )
+            time.sleep(POLL_SECONDS)
+
+
+def write_results(batch: Batch, output: Path) -> list[Path]:
+    """Writes the output file, and the error file beside it, each aside and renamed. Raises BatchRunError where the
+    batch failed validation, with its first bad lines."""
+    if batch.status == Batch.Status.FAILED:
+        errors = (batch.errors or {}).get("data", [])
+        lines = [
+            _("line %(line)s: %(message)s") % {"line": error.get("line") or "–", "message": error["message"]}
+            for error in errors[:20]
+        ]
+        more = [_("… and %d more") % (len(errors) - 20)] if len(errors) > 20 else []
+        raise BatchRunError("\n".join([_("The file was not accepted; nothing ran."), *lines, *more]))
+    written = []
+    for file, path in ((batch.output_file, output), (batch.error_file, output.with_suffix(".errors.jsonl"))):
+        if file is not None:
+            copy(file, path)
+            written.append(path)
+    return written
+
+
+def copy(file: File, path: Path) -> None:
+    aside = path.with_name(path.name + ".part")
+    with open_blob(file.sha256) as source, aside.open("wb") as target:
+        while chunk := source.read(READ_BYTES):
+            target.write(chunk)
+    aside.replace(path)
+
+
+def summary(batch: Batch) -> dict[str, object]:
+    figures = summarize(batch.requests.all())
+    return {
+        "id": batch.id,
+        "status": batch.status,
+        "requests": figures.requests,
+        "succeeded": figures.succeeded,
+        "failed": figures.failed,
+        "output_tokens": figures.output_tokens,
+        "output_tokens_per_second": figures.output_tokens_per_second,
+        "cost": figures.cost,
+        "currency": figures.currency,
+        "cost_per_1k_output_tokens": figures.cost_per_1k_output_tokens,
+        "energy_kwh": figures.energy_kwh,
+    }

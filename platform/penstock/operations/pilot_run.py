@@ -1,0 +1,92 @@
+"""`penstock pilot run`: measures a pilot's baseline and trial, one after the other, and tells what follows."""
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from django.db import transaction
+from django.utils.translation import gettext as _
+
+from penstock.accounts.models import User
+from penstock.operations.batch_run import request_lines
+from penstock.pilots.models import BaselineRun, Pilot
+from penstock.pilots.report import report_pdf
+from penstock.pilots.returns import returns
+from penstock.pilots.selectors import pilots_visible_to
+from penstock.pilots.services import create_pilot, start_baseline, start_trial
+from penstock.registry.selectors import tasks_visible_to
+from penstock.serving.models import Batch
+from penstock.serving.services import create_file
+
+POLL_SECONDS = 1.0
+
+
+class PilotRunError(Exception):
+    """A pilot that cannot be found, made or measured; says why."""
+
+
+def find_or_create(*, user: User, name: str, task_name: str, items: Path | None, sample_items: int) -> Pilot:
+    found = pilots_visible_to(user).filter(name=name).first()
+    if found is not None:
+        return found
+    if not task_name:
+        raise PilotRunError(_("There is no pilot called %s yet: name its task with --task.") % name)
+    task = tasks_visible_to(user).filter(name=task_name).first()
+    if task is None:
+        raise PilotRunError(_("There is no task called %s; `penstock task list` shows them.") % task_name)
+    with transaction.atomic():
+        if items is not None:
+            items_file = create_file(
+                user=user, team=task.team, filename=items.name, purpose="batch", chunks=request_lines(items, task)
+            )
+        else:
+            last = task.batches.filter(status=Batch.Status.COMPLETED).order_by("-created_at").first()
+            if last is None:
+                raise PilotRunError(_("The task has no completed batch to take items from: give --items FILE."))
+            items_file = last.input_file
+        return create_pilot(
+            user=user, task=task, items_file=items_file, name=name, title=name, sample_items=sample_items
+        )
+
+
+def measure(*, user: User, pilot: Pilot, quiet: bool) -> Pilot:
+    """Runs whatever has not been measured yet, and waits for it."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), disable=quiet) as bars:
+        run = pilot.baseline_runs.exclude(status=BaselineRun.Status.FAILED).first()
+        if run is None:
+            run = start_baseline(user=user, pilot=pilot)
+        bar = bars.add_task(_("Baseline"), total=pilot.sample_items)
+        while run.status not in (BaselineRun.Status.COMPLETED, BaselineRun.Status.FAILED):
+            time.sleep(POLL_SECONDS)
+            run.refresh_from_db()
+            bars.update(bar, completed=run.items.count())
+        if run.status == BaselineRun.Status.FAILED:
+            raise PilotRunError(_("The baseline failed: %s") % run.error_message)
+        bars.update(bar, completed=run.items.count(), total=run.items.count())
+        pilot.refresh_from_db()
+        batch = pilot.trial_batch or start_trial(user=user, pilot=pilot)
+        bar = bars.add_task(_("Trial"), total=None)
+        while batch.status not in Batch.TERMINAL:
+            time.sleep(POLL_SECONDS)
+            batch.refresh_from_db()
+            finished = batch.requests.filter(finished_at__isnull=False).count()
+            bars.update(bar, completed=finished, total=batch.total or None)
+        if batch.status != Batch.Status.COMPLETED:
+            raise PilotRunError(
+                _("The trial batch %(id)s ended as %(status)s.") % {"id": batch.id, "status": batch.status}
+            )
+    pilot.refresh_from_db()
+    return pilot
+
+
+def summary(pilot: Pilot) -> dict[str, object]:
+    return {"pilot": pilot.name, **asdict(returns(pilot))}
+
+
+def write_report(pilot: Pilot, path: Path, language: str) -> None:
+    aside = path.with_name(path.name + ".part")
+    aside.write_bytes(report_pdf(pilot=pilot, language=language))
+    aside.replace(path)
