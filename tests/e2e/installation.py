@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import psycopg
 
-PASSWORD = "correct horse battery 7"  # noqa: S105  (of a throw-away installation)
+PASSWORD = "correct horse battery 7"
 
 
 def free_port() -> int:

