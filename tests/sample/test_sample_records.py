@@ -93,9 +93,15 @@ def test_the_contract_of_the_task_expects_the_language_of_the_record() -> None:
         assert line["custom_id"].endswith(suffix)
 
 
-def test_each_suggested_objective_has_one_bound() -> None:
-    for objective in load_task().objectives:
-        assert (objective.at_least is None) != (objective.at_most is None)
+def test_the_suggested_objectives_are_ones_that_the_registry_takes() -> None:
+    from penstock.registry.contracts import parse_objectives
+
+    suggested = [objective.model_dump(mode="json") for objective in load_task().objectives]
+    assert [objective.metric for objective in parse_objectives(suggested)] == [
+        "deadline_met_rate",
+        "error_rate",
+        "valid_rate",
+    ]
 
 
 def test_a_broken_record_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from penstock.accounts.models import User
 from penstock.registry.models import Task
-from penstock.registry.prompts import RecordError, render_record
+from penstock.registry.prompts import PromptError, render_record
 from penstock.registry.selectors import tasks_visible_to
 from penstock.serving.blobs import open_blob
 from penstock.serving.models import Batch, File
@@ -66,7 +66,7 @@ def request_lines(file: Path, task: Task) -> Iterator[bytes]:
 def as_request(record: dict[str, Any], number: int, task: Task, file: Path) -> dict[str, Any]:
     try:
         messages = render_record(task, record)
-    except RecordError as error:
+    except PromptError as error:
         place = {"file": file.name, "line": number, "error": error}
         raise BatchRunError(_("%(file)s, line %(line)s: %(error)s") % place) from None
     groups = {name: str(record[name]) for name in (task.fairness_plan.get("group"),) if name and name in record}

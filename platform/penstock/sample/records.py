@@ -7,6 +7,7 @@ product.
 
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 from functools import cache
 from importlib import resources
 from string import Template
@@ -57,13 +58,10 @@ class PromptByLanguage(_Record):
 
 
 class SuggestedObjective(_Record):
-    """A target to begin with: `measure` at least or at most a value (shares are 0 to 1) over
-    `window_days`."""
+    """A target to begin with, in the form of `penstock.registry.contracts.Objective`."""
 
-    measure: str
-    at_least: float | None = None
-    at_most: float | None = None
-    window_days: int = Field(gt=0)
+    metric: str
+    target: Decimal
 
 
 class SampleTask(_Record):
