@@ -1,7 +1,7 @@
 """Measured values as people read them."""
 
 import datetime as dt
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal
 
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
@@ -58,7 +58,10 @@ def age_text(age: dt.timedelta | None) -> str:
 
 
 def _round(value: Decimal | float | int, places: int, *, shift: int = 0) -> Decimal:
-    """At most `places` decimals, without trailing zeros; `shift` moves the point right (2: per cent)."""
-    exact = value if isinstance(value, Decimal) else Decimal(str(value))
-    rounded = round(exact.scaleb(shift), places)
+    """At most `places` decimals, half up, without trailing zeros; two significant digits where that would leave zero
+    of a figure that is not. `shift` moves the point right (2: per cent)."""
+    exact = (value if isinstance(value, Decimal) else Decimal(str(value))).scaleb(shift)
+    rounded = exact.quantize(Decimal(1).scaleb(-places), rounding=ROUND_HALF_UP)
+    if exact and not rounded:
+        rounded = exact.quantize(Decimal(1).scaleb(exact.adjusted() - 1), rounding=ROUND_HALF_UP)
     return rounded.quantize(Decimal(1)) if rounded == rounded.to_integral() else rounded.normalize()
