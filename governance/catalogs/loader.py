@@ -112,9 +112,7 @@ class Catalog(_Strict):
         for control in self.controls:
             if control.id == control_id:
                 return control
-        raise UnknownControlError(
-            self.id, f"no control {control_id!r}; this catalog has {len(self.controls)}"
-        )
+        raise UnknownControlError(self.id, f"no control {control_id!r}; this catalog has {len(self.controls)}")
 
     def group(self, group_id: str) -> Group:
         """The group of this identifier; every `Control.group` resolves."""
