@@ -9,6 +9,13 @@ import pytest
 STARTER_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
+def pytest_configure() -> None:
+    """The eight people of each test would otherwise cost seconds of password hashing."""
+    from django.conf import settings
+
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+
 @dataclass(frozen=True, slots=True)
 class People:
     """One team with a person for each role, an administrator, and an outsider who has a team of her own."""

@@ -67,8 +67,9 @@ def create_task(
     """
     require_role(user, team, Role.OPERATOR, Role.TASK_OWNER)
     _check_name(name)
-    task = Task(name=name, team=team, owner=fields.pop("owner", None) or user)
+    task = Task(name=name, team=team)
     content = {
+        "owner": user,
         "title": title,
         "purpose": purpose,
         "latency_class": latency_class,
