@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec
@@ -420,7 +421,7 @@ def evidence_export(
     destination = output or Path(f"evidence-{batch_id or task_name}.zip")
     done = export_evidence(user=user, destination=destination, batch=batch, task=task, since_size=since_size)
     if as_json:
-        print_json(done.as_dict())
+        print_json(asdict(done))
     else:
         click.echo(_("Written: %s") % destination)
         click.echo(_("Check it anywhere:  penstock evidence verify %s") % destination)

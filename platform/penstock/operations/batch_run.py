@@ -143,17 +143,19 @@ def copy(file: File, path: Path) -> None:
 
 
 def summary(batch: Batch) -> dict[str, object]:
-    figures = summarize(batch.requests.all())
-    return {
-        "id": batch.id,
-        "status": batch.status,
-        "requests": figures.requests,
-        "succeeded": figures.succeeded,
-        "failed": figures.failed,
-        "output_tokens": figures.output_tokens,
-        "output_tokens_per_second": figures.output_tokens_per_second,
-        "cost": figures.cost,
-        "currency": figures.currency,
-        "cost_per_1k_output_tokens": figures.cost_per_1k_output_tokens,
-        "energy_kwh": figures.energy_kwh,
-    }
+    figures = summarize(batch.requests.all()).as_json()
+    chosen = (
+        "requests",
+        "succeeded",
+        "errors_by_code",
+        "output_tokens",
+        "output_tokens_per_second",
+        "total_tokens_per_second",
+        "ttft_p95_seconds",
+        "cost_total",
+        "cost_per_1k_output_tokens",
+        "currency",
+        "energy_kwh",
+        "energy_source",
+    )
+    return {"id": batch.id, "status": batch.status} | {name: figures[name] for name in chosen}

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from babel.messages.catalog import Catalog
 from babel.messages.extract import extract
@@ -20,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 LOCALES = ROOT / "locale"
 SOURCES = ("platform/penstock", "governance", "templates")
 LANGUAGES = ("zh_Hant",)
-KEYWORDS: dict[str, tuple[object, ...] | None] = {
+KEYWORDS: Any = {
     "_": None,
     "gettext": None,
     "gettext_lazy": None,
