@@ -1,0 +1,1 @@
+"""The key-value cache: pages of tokens, handed out to sequences."""

@@ -1,0 +1,51 @@
+"""What can go wrong in the engine, one class a kind. Each says what, where, and what would be right."""
+
+from __future__ import annotations
+
+
+class InferenceError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class InvalidRequest(InferenceError):
+    """A request that cannot run as it stands. `field` names the offending part."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class ModelFormatError(InferenceError):
+    """A model file that is truncated, malformed or of a kind that is not supported.
+
+    `where` is a tensor, key or byte offset within `file`.
+    """
+
+    def __init__(self, file: object, where: str, message: str) -> None:
+        super().__init__(f"{file}: {where}: {message}")
+        self.file = str(file)
+        self.where = where
+        self.message = message
+
+
+class StoreError(InferenceError):
+    """A weight store that is missing, damaged, or could not be written. `file` names the culprit."""
+
+    def __init__(self, file: object, message: str) -> None:
+        super().__init__(f"{file}: {message}")
+        self.file = str(file)
+        self.message = message
+
+
+class QuantizationError(InferenceError):
+    """Weights that cannot be quantized, such as ones with NaN. `tensor` names them."""
+
+    def __init__(self, tensor: str, message: str) -> None:
+        super().__init__(f"{tensor}: {message}")
+        self.tensor = tensor
+        self.message = message
+
+
+class TemplateError(InferenceError):
+    """A chat template that is missing, broken, or that refuses the messages given."""

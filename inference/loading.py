@@ -1,0 +1,112 @@
+"""From a path to a running engine's parts: the store (imported where need be), the weights, the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import platformdirs
+import torch
+
+from inference.cache.pages import PAGE_TOKENS, PagePool, pages_for
+from inference.errors import InferenceError, StoreError
+from inference.kernels.base import Compute, Kernels, KeyValueCache
+from inference.kernels.reference import ReferenceKernels
+from inference.memory.budget import default_budget_bytes
+from inference.model.config import DecoderConfig
+from inference.model.decoder import Decoder
+from inference.model.linear import fastest_compute
+from inference.scheduler import CHUNK_TOKENS
+from inference.tokenizer import Tokenizer
+from inference.weights.importer import import_model
+from inference.weights.manifest import FORMAT_VERSION, MANIFEST_NAME, StoreManifest
+from inference.weights.tokenizer_files import TOKENIZER_NAME
+
+logger = logging.getLogger(__name__)
+
+ComputeChoice = Literal["auto", "fp32", "bf16", "int8"]
+_CACHE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
+
+
+class MemoryBudgetError(InferenceError):
+    """The memory allowed does not hold the model and a useful cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory with its cache. `tokenizer` is None for a store without one."""
+
+    manifest: StoreManifest
+    decoder: Decoder
+    tokenizer: Tokenizer | None
+    cache: KeyValueCache
+    pages: PagePool
+    compute: Compute
+
+
+def store_at(path: Path) -> Path:
+    """The weight store of a path: itself, or the import of a GGUF file or Hugging Face folder, kept in a user cache.
+
+    The cached import is found again by the source's place, size and time of change.
+    """
+    if (path / MANIFEST_NAME).is_file():
+        return path
+    source = path.resolve()
+    if not source.exists():
+        raise StoreError(path, "does not exist; a store, a GGUF file or a Hugging Face folder is expected")
+    files = [source] if source.is_file() else sorted(file for file in source.iterdir() if file.is_file())
+    marks = "\n".join(f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)
+    key = hashlib.sha256(f"{FORMAT_VERSION}\n{marks}".encode()).hexdigest()[:16]
+    store = Path(platformdirs.user_cache_dir("penstock")) / "stores" / key
+    if not (store / MANIFEST_NAME).is_file():
+        logger.info("importing %s into %s", source, store)
+        try:
+            import_model(source, store)
+        except StoreError:
+            # Another process may have finished the same import first; any other trouble shows when it is read.
+            if not (store / MANIFEST_NAME).is_file():
+                raise
+    return store
+
+
+def load_model(
+    path: Path | str, *, compute: ComputeChoice, max_batch: int, token_budget: int, memory_bytes: int | None
+) -> LoadedModel:
+    """Raises ModelFormatError, StoreError, QuantizationError, MemoryBudgetError."""
+    store = store_at(Path(path))
+    manifest = StoreManifest.load(store)
+    config = manifest.config
+    budget = default_budget_bytes() if memory_bytes is None else memory_bytes
+    chosen: Compute = fastest_compute() if compute == "auto" else compute
+    decoder = Decoder.load(store, chosen, choose_kernels(config, chosen))
+    tokenizer = Tokenizer.load(store) if TOKENIZER_NAME in manifest.tokenizer_files else None
+    dtype = _CACHE_DTYPES[chosen]
+    total = cache_pages(config, dtype, budget - decoder.nbytes, max_batch, token_budget)
+    if total < 1:
+        raise MemoryBudgetError(
+            f"a budget of {budget} bytes leaves no room for a cache beside {decoder.nbytes} bytes of weights and "
+            f"{workspace_bytes(config, max_batch, token_budget)} bytes of workspace; allow more, or a smaller max_batch"
+        )
+    cache = KeyValueCache(config, total, PAGE_TOKENS, dtype)
+    return LoadedModel(manifest, decoder, tokenizer, cache, PagePool(total), chosen)
+
+
+def choose_kernels(config: DecoderConfig, compute: Compute) -> Kernels:
+    return ReferenceKernels(config, compute)
+
+
+def workspace_bytes(config: DecoderConfig, max_batch: int, token_budget: int) -> int:
+    """An upper bound of the activations of one step: float32 rows, several at a time, and the logits twice."""
+    rows = max(token_budget, max_batch) + CHUNK_TOKENS
+    widest = 2 * config.intermediate_size + 4 * config.hidden_size + config.query_size + 2 * config.kv_size
+    return rows * widest * 4 * 2 + max_batch * config.vocab_size * 4 * 2
+
+
+def cache_pages(config: DecoderConfig, dtype: torch.dtype, free_bytes: int, max_batch: int, token_budget: int) -> int:
+    """Pages that fit into the free bytes; never more than max_batch sequences of full length can use."""
+    page_bytes = 2 * config.layers * config.kv_size * PAGE_TOKENS * dtype.itemsize
+    fitting = (free_bytes - workspace_bytes(config, max_batch, token_budget)) // page_bytes
+    return int(min(fitting, max_batch * pages_for(config.max_context)))

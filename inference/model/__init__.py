@@ -1,0 +1,1 @@
+"""Decoder models: their configuration, and the forward pass over a running batch."""

@@ -1,0 +1,63 @@
+"""Matrix products: float32 and bfloat16 through PyTorch, int8 through oneDNN."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from inference.errors import QuantizationError
+from inference.kernels.base import Compute, Rows
+
+
+class Linear(Protocol):
+    """Rows [M, K] -> float32 [M, N]. Where the rows carry scales, the result is still to be multiplied by them."""
+
+    nbytes: int
+
+    def __call__(self, rows: Rows) -> torch.Tensor: ...
+
+
+class FloatLinear:
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weight
+        self.nbytes = weight.nbytes
+
+    def __call__(self, rows: Rows) -> torch.Tensor:
+        return F.linear(rows.values, self._weight).float()
+
+
+class Int8Linear:
+    """Weights int8 with one scale an output channel; sums are whole numbers, so every M gives the same bits."""
+
+    def __init__(self, name: str, weight: torch.Tensor) -> None:
+        """weight: float32 [N, K]; raises QuantizationError on NaN or infinity."""
+        largest = weight.abs().amax(dim=1)
+        if not bool(torch.isfinite(largest).all()):
+            raise QuantizationError(name, "holds NaN or infinity; int8 needs finite weights")
+        self._scales = (largest / 127.0).clamp_min_(1e-30)
+        levels = (weight / self._scales[:, None]).round_().to(torch.int8)
+        self._zeros = torch.zeros(weight.shape[0], dtype=torch.int32)
+        self._packed = torch.ops.onednn.qlinear_prepack(levels, None)
+        self.nbytes = levels.nbytes
+
+    def __call__(self, rows: Rows) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+            rows.values, 1.0, 0, self._packed, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return product
+
+
+def make_linear(name: str, weight: torch.Tensor, compute: Compute) -> Linear:
+    """The linear layer of float32 [N, K] for that arithmetic."""
+    if compute == "int8":
+        return Int8Linear(name, weight)
+    return FloatLinear(weight.to(torch.bfloat16) if compute == "bf16" else weight)
+
+
+def fastest_compute() -> Compute:
+    """int8 where the processor has dot products for it, else bfloat16 where it has those, else float32."""
+    if torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported():
+        return "int8"
+    return "bf16" if torch.cpu._is_avx512_bf16_supported() else "fp32"

@@ -1,0 +1,1 @@
+"""Group-wise low-bit weights: packing, quantizing, and GGUF's blocks taken over as they are."""

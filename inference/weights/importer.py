@@ -1,0 +1,127 @@
+"""From a model file to a weight store, one tensor at a time, so that memory stays small."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from inference.quant import groupwise
+from inference.quant.groupwise import Array, GroupwiseTensor, dequantize
+from inference.weights.manifest import StoreManifest
+from inference.weights.sources import ModelSource, Weights, open_source, tensor_shapes
+from inference.weights.store import StoreWriter, bfloat16_to_float32, float32_to_bfloat16, write_manifest, writing_store
+
+Quantize = Literal["keep", "int4", "int8", "bf16"]
+
+# The vocabulary's two matrices touch every token; 4 bits there cost more quality than they save.
+_EIGHT_BIT_AT_LEAST = ("embedding", "head")
+
+
+def import_model(
+    source: Path | str,
+    store: Path | str,
+    *,
+    quantize: Quantize = "keep",
+    group_size: int = 32,
+    progress: Callable[[int, int], None] | None = None,
+) -> StoreManifest:
+    """Import a GGUF file or a Hugging Face folder into a new weight store.
+
+    `keep` takes the source's precision as it is; `int4` and `int8` quantize what is wider (embedding and head at 8 bits
+    at least), taking over without a second loss what is quantized so already; `bf16` widens or narrows to bfloat16.
+    Norms stay float32. `progress` is called with (weights done, weights in all).
+
+    Raises ModelFormatError (source), QuantizationError (NaN), StoreError (store exists, disk full). The store appears
+    whole or not at all.
+    """
+    if quantize not in ("keep", "int4", "int8", "bf16"):
+        raise ValueError(f"quantize is {quantize!r}; keep, int4, int8 or bf16 is expected")
+    if group_size not in (32, 64):
+        raise ValueError(f"group_size is {group_size}; 32 or 64 is expected")
+    origin = open_source(Path(source))
+    with writing_store(Path(store)) as writer:
+        _write_tensors(origin, writer, quantize, group_size, progress)
+        names = []
+        for name, content in origin.tokenizer_files().items():
+            writer.text(name, content)
+            names.append(name)
+        manifest = _manifest(origin, Path(source), writer, quantize, tuple(names))
+        write_manifest(writer, manifest)
+    return StoreManifest.load(store)
+
+
+def _write_tensors(
+    origin: ModelSource,
+    writer: StoreWriter,
+    mode: Quantize,
+    group_size: int,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    plan = list(tensor_shapes(origin.config))
+    total, done = sum(math.prod(shape) for _, _, shape in plan), 0
+    for file, entries in groupby(plan, key=lambda entry: entry[0]):
+        with writer.file(file) as out:
+            for _, name, shape in entries:
+                writer.add(out, name, _converted(name, origin.load(name, shape), mode, group_size))
+                done += math.prod(shape)
+                if progress is not None:
+                    progress(done, total)
+
+
+def _converted(name: str, weights: Weights, mode: Quantize, group_size: int) -> Weights:
+    if not isinstance(weights, GroupwiseTensor) and weights.ndim == 1:
+        return _float32(weights)
+    if mode == "keep":
+        return weights
+    if mode == "bf16":
+        is_bf16 = not isinstance(weights, GroupwiseTensor) and weights.dtype == np.uint16
+        return weights if is_bf16 else float32_to_bfloat16(_float32(weights))
+    scheme: Literal["int4", "int8"] = "int8" if mode == "int8" or name in _EIGHT_BIT_AT_LEAST else "int4"
+    if isinstance(weights, GroupwiseTensor) and (weights.scheme == scheme or weights.scheme == "int4"):
+        return weights
+    return groupwise.quantize(name, _float32(weights), scheme, group_size)
+
+
+def _float32(weights: Weights) -> Array:
+    if isinstance(weights, GroupwiseTensor):
+        return dequantize(weights)
+    if weights.dtype == np.uint16:
+        return bfloat16_to_float32(weights)
+    return weights.astype(np.float32)
+
+
+def _manifest(
+    origin: ModelSource, source: Path, writer: StoreWriter, mode: Quantize, tokenizer_files: tuple[str, ...]
+) -> StoreManifest:
+    tensors = tuple(writer.tensors)
+    matrices = [tensor for tensor in tensors if len(tensor.shape) == 2]
+    weights: Counter[str] = Counter()
+    for tensor in matrices:
+        label = f"{tensor.encoding} group {tensor.group_size}" if tensor.group_size else tensor.encoding
+        weights[label] += math.prod(tensor.shape)
+    parameters = sum(math.prod(tensor.shape) for tensor in tensors)
+    stored = sum(part.bytes for tensor in tensors for part in tensor.parts)
+    return StoreManifest(
+        config=origin.config,
+        files=tuple(writer.files),
+        tensors=tensors,
+        quantization={
+            "requested": mode,
+            "scheme": weights.most_common(1)[0][0],
+            "weights_by_encoding": dict(sorted(weights.items())),
+            "bits_per_weight": round(8 * stored / parameters, 3),
+        },
+        source_name=source.resolve().name,
+        source_format=origin.format,
+        source_digest=origin.digest(),
+        licence=origin.licence,
+        model_name=origin.model_name,
+        parameters=parameters,
+        tokenizer_files=tokenizer_files,
+    )
