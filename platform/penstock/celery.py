@@ -25,7 +25,8 @@ app.conf.update(
         "worker_prefetch_multiplier": 1,
         "worker_hijack_root_logger": False,
         "broker_connection_retry_on_startup": True,
-        "broker_transport_options": {"visibility_timeout": 3600},
+        "broker_connection_max_retries": None,
+        "broker_transport_options": {"visibility_timeout": 3600, "socket_connect_timeout": 3},
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "beat_schedule": {
             "sweep": {"task": "serving.sweep", "schedule": 5.0, "options": {"expires": 10}},

@@ -4,6 +4,7 @@ from decimal import Decimal
 
 from django.core.validators import MinValueValidator
 from django.db import models
+from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from penstock.registry.models import Task
@@ -52,6 +53,14 @@ class Pilot(models.Model):
         validators=[MinValueValidator(Decimal("0"))],
         help_text=_("What it takes to introduce it, once, in the rate card's currency: staff, training, set-up."),
     )
+    discount_rate = models.DecimalField(
+        _("discount rate a year"),
+        max_digits=5,
+        decimal_places=4,
+        default=Decimal("0.05"),
+        validators=[MinValueValidator(Decimal("0"))],
+        help_text=_("As a share: 0.05 is 5 % a year. It makes later savings worth less in the net present value."),
+    )
     trial_days = models.PositiveIntegerField(_("trial, days"), default=90)
     starts_on = models.DateField(_("starts on"))
     decision = models.CharField(_("decision"), max_length=10, choices=Decision, blank=True)
@@ -69,7 +78,10 @@ class Pilot(models.Model):
 
 
 class BaselineRun(models.Model):
-    """The naive way, measured: transformers `generate`, unquantized, one prompt at a time."""
+    """The naive way, measured: transformers `generate`, unquantized, one prompt at a time.
+
+    `attempts` counts the claims and is the fence: each write carries the number of the claim that it belongs to.
+    """
 
     class Status(models.TextChoices):
         QUEUED = "queued", _("Queued")
@@ -79,6 +91,7 @@ class BaselineRun(models.Model):
 
     pilot = models.ForeignKey(Pilot, on_delete=models.CASCADE, related_name="baseline_runs")
     status = models.CharField(max_length=10, choices=Status, default=Status.QUEUED)
+    attempts = models.PositiveIntegerField(default=0)
     method = models.JSONField(default=dict)
     error_message = models.TextField(blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
@@ -88,11 +101,20 @@ class BaselineRun(models.Model):
 
     class Meta:
         ordering = ("-created_at",)
+        constraints = [
+            # Two runs at once would disturb each other.
+            models.UniqueConstraint(
+                fields=["pilot"], condition=Q(status__in=["queued", "running"]), name="one_open_baseline_run"
+            ),
+        ]
 
 
 class BaselineItem(models.Model):
     run = models.ForeignKey(BaselineRun, on_delete=models.CASCADE, related_name="items")
     custom_id = models.CharField(max_length=255)
+    started_at = models.DateTimeField()
+    finished_at = models.DateTimeField()
+    finish_reason = models.CharField(max_length=20, blank=True)
     prompt_tokens = models.PositiveIntegerField()
     output_tokens = models.PositiveIntegerField()
     ttft_seconds = models.FloatField(null=True, blank=True)
@@ -100,6 +122,7 @@ class BaselineItem(models.Model):
     output_text = models.TextField()
     output_digest = models.CharField(max_length=64)
     valid = models.BooleanField(null=True, blank=True)
+    violations = models.JSONField(default=list, blank=True)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["run", "custom_id"], name="baseline_item_once")]

@@ -1,0 +1,128 @@
+"""The items that both ways run: the first lines of the pilot's file, read and admitted alike."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.utils.translation import gettext as _
+
+from penstock.pilots.models import Pilot
+from penstock.serving.admission import Admitted, admit
+from penstock.serving.blobs import BlobMissing, open_blob
+from penstock.serving.intake import MAX_LINE_BYTES
+from penstock.serving.models import File
+from penstock.serving.outcome import prompt_text
+from penstock.serving.prompts import plain_messages
+from penstock.serving.rejection import Rejected
+
+
+class ItemsError(ValidationError):
+    """A file of items that cannot be compared; names file and line."""
+
+
+@dataclass(frozen=True, slots=True)
+class PilotItem:
+    """One line of the file of items: `request` is the object that it holds."""
+
+    line: int
+    custom_id: str
+    request: dict[str, Any]
+
+    @property
+    def endpoint(self) -> str:
+        return str(self.request.get("url", ""))
+
+    def trial_line(self) -> bytes:
+        """The line as the trial runs it: greedy, because only then do both ways do the same work."""
+        body = {**self.request["body"], "temperature": 0}
+        return json.dumps({**self.request, "body": body}, ensure_ascii=False).encode() + b"\n"
+
+
+def read_items(file: File, count: int) -> list[PilotItem]:
+    """The first `count` items of `file` (fewer, if it has fewer). Raises ItemsError."""
+    items: list[PilotItem] = []
+    seen: set[str] = set()
+    try:
+        for number, raw in _lines(file.sha256):
+            item = _item(file, number, raw)
+            if item.custom_id in seen:
+                raise _bad(file, number, _("custom_id '%(id)s' was used before.") % {"id": item.custom_id})
+            if items and item.endpoint != items[0].endpoint:
+                raise _bad(file, number, _("The url differs from that of the first line."))
+            seen.add(item.custom_id)
+            items.append(item)
+            if len(items) == count:
+                break
+    except BlobMissing as error:
+        raise ItemsError({"items_file": str(error)}) from error
+    if not items:
+        raise ItemsError({"items_file": _("%(file)s holds no request.") % {"file": file.filename}})
+    return items
+
+
+def admit_items(pilot: Pilot, items: list[PilotItem]) -> list[Admitted]:
+    """Each item as serving would take it in: with the task's system prompt, its token ids, and the most output tokens.
+
+    Raises ItemsError naming the first line that would be refused, or that counts for another task.
+    """
+    admitted = []
+    for item in items:
+        line = json.loads(item.trial_line())
+        try:
+            one = admit(
+                team=pilot.task.team,
+                api_key=None,
+                body=line["body"],
+                endpoint=item.endpoint,
+                task_name=pilot.task.name,
+            )
+        except Rejected as problem:
+            raise _bad(pilot.items_file, item.line, problem.message) from problem
+        if one.task.pk != pilot.task.pk:
+            raise _bad(
+                pilot.items_file,
+                item.line,
+                _("The line counts for the task %(other)s, the pilot for %(own)s.")
+                % {"other": one.task.name, "own": pilot.task.name},
+            )
+        admitted.append(one)
+    return admitted
+
+
+def prompt_of(admitted: Admitted) -> str:
+    """The text that an output is compared with, as serving does."""
+    body = admitted.body
+    return prompt_text(plain_messages(body)) if "messages" in body else str(body.get("prompt", ""))
+
+
+def _lines(sha256: str) -> Iterator[tuple[int, bytes]]:
+    with open_blob(sha256) as stream:
+        number = 0
+        while raw := stream.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if number == 1:
+                raw = raw.removeprefix(b"\xef\xbb\xbf")
+            if raw.strip():
+                yield number, raw
+
+
+def _item(file: File, number: int, raw: bytes) -> PilotItem:
+    if len(raw) > MAX_LINE_BYTES:
+        raise _bad(file, number, _("A line may have %(most)d bytes.") % {"most": MAX_LINE_BYTES})
+    try:
+        line = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise _bad(file, number, _("The line is not JSON: %(why)s") % {"why": error}) from error
+    if not isinstance(line, dict) or not isinstance(line.get("body"), dict):
+        raise _bad(file, number, _("The line must be a request: an object with custom_id, method, url and body."))
+    custom_id = line.get("custom_id")
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= 255 or "\x00" in custom_id:
+        raise _bad(file, number, _("custom_id must be a text of 1 to 255 characters."))
+    return PilotItem(line=number, custom_id=custom_id, request=line)
+
+
+def _bad(file: File, number: int, what: str) -> ItemsError:
+    place = {"file": file.filename, "line": number, "what": what}
+    return ItemsError({"items_file": _("%(file)s, line %(line)s: %(what)s") % place})
