@@ -78,6 +78,10 @@ class Batch(models.Model):
     cancelling_at = models.DateTimeField(null=True, blank=True)
     cancelled_at = models.DateTimeField(null=True, blank=True)
     cancelled_by = models.CharField(max_length=150, blank=True)
+    # Writing the files can fail (a full disk): how often it has, why, and when it is tried again.
+    finalize_attempts = models.PositiveIntegerField(default=0)
+    finalize_after = models.DateTimeField(null=True, blank=True)
+    finalize_error = models.TextField(blank=True)
 
     class Meta:
         ordering = ("-created_at", "-id")

@@ -1,0 +1,186 @@
+"""May this request run, as what, and how: asked of every line of a batch and of every single request alike."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from inference.errors import InferenceError, TemplateError
+from penstock.accounts.models import ApiKey, Team
+from penstock.registry.models import ModelRelease, Task
+from penstock.registry.policy import PolicyError, resolve
+from penstock.serving.bodies import ENDPOINTS, ChatBody, CompletionBody, InvalidBody, parse_body, unstorable_text
+from penstock.serving.prompts import PromptTokenizer, prompt_token_ids, tokenizer_of
+from penstock.serving.rejection import Rejected
+
+__all__ = ["Admitted", "Rejected", "admit"]
+
+TASK_KEY = "task"
+MISSING_MODEL_CODES = frozenset({"model_not_found", "task_not_found"})
+
+Resolver = Callable[..., tuple[Task, ModelRelease]]
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that may run. `body` is completed: the task's system prompt in front, and `max_tokens` decided."""
+
+    task: Task
+    release: ModelRelease
+    endpoint: str
+    body: dict[str, Any]
+    groups: dict[str, str]
+    prompt_token_ids: tuple[int, ...]
+    stream: bool
+    include_usage: bool
+
+
+def admit(
+    *,
+    team: Team,
+    api_key: ApiKey | None,
+    body: object,
+    endpoint: str,
+    tokenizer: Callable[[ModelRelease], PromptTokenizer] = tokenizer_of,
+    task_name: str = "",
+    resolver: Resolver = resolve,
+) -> Admitted:
+    """Checks a body against schema, policy and the model's context.
+
+    The task is the one that `metadata.task` names, else `task_name`, else the key's, else what policy says of a
+    request that names none. Raises Rejected for the first problem; others of the same body are in its `further`.
+    """
+    if endpoint not in ENDPOINTS:
+        raise unknown_endpoint(endpoint)
+    try:
+        parsed = parse_body(body, endpoint)
+    except InvalidBody as error:
+        first, *others = error.problems
+        first.further = tuple(others)
+        raise first from error
+    assert isinstance(body, dict)
+    if unstorable_text(body):
+        raise Rejected(
+            http_status=400,
+            code="invalid_value",
+            message=_("The text holds U+0000 or half of a surrogate pair; neither is a character."),
+        )
+    groups = dict(parsed.metadata or {})
+    named = groups.pop(TASK_KEY, "") or task_name
+    task, release = resolve_task(team=team, api_key=api_key, model=parsed.model, task_name=named, resolver=resolver)
+    completed = _with_system_prompt(body, task)
+    token_ids = _tokenize(tokenizer, release, completed)
+    completed["max_tokens"] = _max_tokens(parsed, task, release, len(token_ids))
+    completed.pop("max_completion_tokens", None)
+    options = body.get("stream_options") or {}
+    return Admitted(
+        task=task,
+        release=release,
+        endpoint=endpoint,
+        body=completed,
+        groups=groups,
+        prompt_token_ids=token_ids,
+        stream=bool(parsed.stream),
+        include_usage=bool(options.get("include_usage")),
+    )
+
+
+def resolve_task(
+    *, team: Team, api_key: ApiKey | None, model: str, task_name: str, resolver: Resolver = resolve
+) -> tuple[Task, ModelRelease]:
+    """Policy's answer. A key's own task stands in only where neither `task_name` nor `model` names one.
+
+    Raises Rejected.
+    """
+    fallback = api_key.task_name if api_key and not task_name else ""
+    try:
+        return resolver(team=team, model=model, task_name=task_name or fallback)
+    except PolicyError as error:
+        if not fallback or error.code != "task_mismatch":
+            raise policy_rejection(error) from error
+    try:
+        return resolver(team=team, model=model, task_name="")
+    except PolicyError as error:
+        raise policy_rejection(error) from error
+
+
+def unknown_endpoint(endpoint: str) -> Rejected:
+    return Rejected(
+        http_status=400,
+        code="invalid_endpoint",
+        param="endpoint",
+        message=_("'%(endpoint)s' is not served; use one of: %(known)s.")
+        % {"endpoint": endpoint, "known": ", ".join(ENDPOINTS)},
+    )
+
+
+def policy_rejection(error: PolicyError) -> Rejected:
+    return Rejected(
+        http_status=404 if error.code in MISSING_MODEL_CODES else 400,
+        code=error.code,
+        param=error.param,
+        message=error.message,
+    )
+
+
+def _with_system_prompt(body: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    """A copy of the body; the task's system prompt stands in front of messages that bring none."""
+    completed = dict(body)
+    messages = body.get("messages", ())
+    if messages and task.system_prompt and not any(one["role"] in {"system", "developer"} for one in messages):
+        completed["messages"] = [{"role": "system", "content": task.system_prompt}, *messages]
+    return completed
+
+
+def _tokenize(
+    tokenizer: Callable[[ModelRelease], PromptTokenizer], release: ModelRelease, body: Mapping[str, Any]
+) -> tuple[int, ...]:
+    try:
+        return prompt_token_ids(tokenizer(release), body)
+    except TemplateError as error:
+        raise Rejected(
+            http_status=400,
+            code="invalid_messages",
+            param="messages",
+            message=_("The model's chat template refuses these messages: %(why)s") % {"why": error},
+        ) from error
+    except InferenceError as error:
+        raise Rejected(
+            http_status=503,
+            code="model_unavailable",
+            param="model",
+            message=_("The model release '%(name)s' cannot be read: %(why)s") % {"name": release.name, "why": error},
+        ) from error
+
+
+def _max_tokens(parsed: ChatBody | CompletionBody, task: Task, release: ModelRelease, prompt_tokens: int) -> int:
+    """What was asked for, else the task's own, as far as the context leaves room."""
+    asked = parsed.asked_max_tokens
+    room = release.context_tokens - prompt_tokens
+    prompt_param = "messages" if isinstance(parsed, ChatBody) else "prompt"
+    if room < 1 or (asked is not None and asked > room):
+        raise Rejected(
+            http_status=400,
+            code="context_length_exceeded",
+            param=prompt_param,
+            message=_(
+                "The model's context holds %(context)d tokens; the prompt has %(prompt)d and %(output)d were asked for"
+                " as output. Shorten the prompt or ask for less."
+            )
+            % {
+                "context": release.context_tokens,
+                "prompt": prompt_tokens,
+                "output": asked if asked is not None else 1,
+            },
+        )
+    if asked is not None and not task.unassigned and asked > task.max_output_tokens:
+        newer = isinstance(parsed, ChatBody) and parsed.max_completion_tokens is not None
+        raise Rejected(
+            http_status=400,
+            code="max_tokens_above_task_limit",
+            param="max_completion_tokens" if newer else "max_tokens",
+            message=_("The task '%(task)s' allows %(limit)d output tokens a request; %(asked)d were asked for.")
+            % {"task": task.name, "limit": task.max_output_tokens, "asked": asked},
+        )
+    return asked if asked is not None else min(task.max_output_tokens, room)

@@ -1,0 +1,217 @@
+"""The request bodies that serving accepts, and what is wrong with one that it does not.
+
+Follows OpenAI's API reference for chat completions and (legacy) completions. A parameter that would change the
+output and is not supported is refused unless it holds its neutral value; it is never ignored in silence.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from django.utils.translation import gettext as _
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from penstock.serving.rejection import Rejected
+
+CHAT_COMPLETIONS = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+ENDPOINTS = (CHAT_COMPLETIONS, COMPLETIONS)
+
+MAX_METADATA_PAIRS = 16
+MAX_METADATA_KEY_CHARACTERS = 64
+MAX_METADATA_VALUE_CHARACTERS = 512
+
+# These say something about the caller or the connection, nothing about the output.
+WITHOUT_EFFECT = frozenset(
+    {"user", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls", "stream_options"}
+)
+# Not supported; the values listed ask for what is done anyway.
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+}
+
+MetadataKey = Annotated[str, StringConstraints(min_length=1, max_length=MAX_METADATA_KEY_CHARACTERS)]
+MetadataValue = Annotated[str, StringConstraints(max_length=MAX_METADATA_VALUE_CHARACTERS)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA_PAIRS)]
+StopText = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class TextPart(_Part):
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Part):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    name: str | None = None
+
+    def as_plain(self) -> dict[str, str]:
+        """The message as chat templates know it: a role of three, and one text."""
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    model: Annotated[str, StringConstraints(min_length=1, max_length=200)]
+    max_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
+    stream: bool | None = None
+    metadata: Metadata | None = None
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class ChatBody(_Body):
+    messages: Annotated[list[Message], Field(min_length=1, max_length=2048)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        """OpenAI's newer name wins over the older."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+
+class CompletionBody(_Body):
+    prompt: Annotated[str, StringConstraints(min_length=1)]
+
+
+class StreamOptions(_Part):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidBody(Exception):
+    """A body that cannot be served, with everything that is wrong with it."""
+
+    problems: tuple[Rejected, ...]
+
+
+def parse_body(body: object, endpoint: str) -> ChatBody | CompletionBody:
+    """The body as a typed value. Raises InvalidBody, whose problems each name the parameter."""
+    if not isinstance(body, dict):
+        raise InvalidBody((_problem("invalid_type", None, _("The body must be a JSON object.")),))
+    model = ChatBody if endpoint == CHAT_COMPLETIONS else CompletionBody
+    known = set(model.model_fields)
+    problems = [_unsupported(name, value) for name, value in body.items() if name not in known]
+    found = [problem for problem in problems if problem is not None]
+    try:
+        parsed = model.model_validate({name: value for name, value in body.items() if name in known})
+        if body.get("stream_options") is not None:
+            StreamOptions.model_validate(body["stream_options"])
+    except ValidationError as error:
+        raise InvalidBody((*_problems_of(error), *found)) from error
+    if found:
+        raise InvalidBody(tuple(found))
+    return parsed
+
+
+def check_metadata(metadata: object) -> dict[str, str]:
+    """A batch's metadata. Raises Rejected unless it is at most 16 pairs of text, 64 and 512 characters long."""
+    if metadata is None:
+        return {}
+
+    class Holder(BaseModel):
+        model_config = ConfigDict(strict=True)
+        metadata: Metadata
+
+    try:
+        return Holder.model_validate({"metadata": metadata}).metadata
+    except ValidationError as error:
+        raise _problems_of(error)[0] from error
+
+
+def unstorable_text(value: object) -> bool:
+    """Whether a JSON value holds text that PostgreSQL cannot keep: a NUL, or half of a surrogate pair."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            if "\x00" in item or any("\ud800" <= character <= "\udfff" for character in item):
+                return True
+        elif isinstance(item, Mapping):
+            waiting.extend(item.keys())
+            waiting.extend(item.values())
+        elif isinstance(item, list):
+            waiting.extend(item)
+    return False
+
+
+def _unsupported(name: str, value: Any) -> Rejected | None:
+    if name in WITHOUT_EFFECT or value is None:
+        return None
+    if name not in NEUTRAL:
+        return _problem("unknown_parameter", name, _("There is no parameter of this name: %(name)s.") % {"name": name})
+    # `False == 0` and `True == 1` in Python; in JSON they differ.
+    if any(type(value) is not bool and value == neutral for neutral in NEUTRAL[name] if type(neutral) is not bool):
+        return None
+    if any(value is neutral for neutral in NEUTRAL[name] if type(neutral) is bool):
+        return None
+    return _problem(
+        "unsupported_parameter",
+        name,
+        _("This parameter is not supported yet: %(name)s. Leave it out.") % {"name": name},
+    )
+
+
+def _problems_of(error: ValidationError) -> list[Rejected]:
+    """One problem a parameter; of a union's branches the first tells enough."""
+    found: dict[str, Rejected] = {}
+    for item in error.errors(include_url=False, include_input=False):
+        place = [str(step) for step in item["loc"] if not _is_branch(step)]
+        param = ".".join(place)
+        if param in found:
+            continue
+        code = "missing_required_parameter" if item["type"] == "missing" else "invalid_value"
+        if code == "missing_required_parameter":
+            message = _("%(param)s is missing; it is required.") % {"param": param}
+        else:
+            message = _("%(param)s: %(problem)s.") % {"param": param, "problem": item["msg"]}
+        found[param] = _problem(code, param, message)
+    return list(found.values())
+
+
+def _is_branch(step: str | int) -> bool:
+    """Whether a step of pydantic's location names a branch of a union, not a key or an index."""
+    return isinstance(step, str) and ("[" in step or step in {"str", "list", "constrained-str", "[key]"})
+
+
+def _problem(code: str, param: str | None, message: str) -> Rejected:
+    return Rejected(http_status=400, code=code, param=param, message=message)

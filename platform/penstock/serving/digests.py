@@ -1,0 +1,22 @@
+"""Digests of texts that the ledger holds in their place.
+
+SHA-256 over the salt's 16 bytes and the text in UTF-8. The salt lies in the request's row alone: a short prompt
+cannot be guessed from its leaf, and erasing the row takes the last link to the text away.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import rfc8785
+
+
+def salted_digest(salt: str, text: bytes | str) -> str:
+    """`salt` in hexadecimal; returns 64 hexadecimal digits."""
+    data = text.encode() if isinstance(text, str) else text
+    return hashlib.sha256(bytes.fromhex(salt) + data).hexdigest()
+
+
+def prompt_digest(salt: str, body: Mapping[str, Any]) -> str:
+    """Of the prompt in a stored body: its messages as RFC 8785 canonical JSON, or its prompt text."""
+    return salted_digest(salt, rfc8785.dumps(body["messages"]) if "messages" in body else str(body["prompt"]))

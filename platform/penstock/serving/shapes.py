@@ -1,0 +1,79 @@
+"""OpenAI's shapes of a finished request: the body of an answer, and the line of a batch's output or error file."""
+
+from typing import Any
+
+from penstock.serving.bodies import CHAT_COMPLETIONS
+from penstock.serving.models import Request
+
+INTERNAL_ERROR = "server_error"
+INVALID_REQUEST = "invalid_request_error"
+
+
+def completion_body(request: Request) -> dict[str, Any]:
+    """The `chat.completion` (or `text_completion`) object of a request that succeeded; `task` and release loaded."""
+    chat = request.endpoint == CHAT_COMPLETIONS
+    prompt_tokens, output_tokens = request.prompt_tokens or 0, request.output_tokens or 0
+    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": request.finish_reason}
+    if chat:
+        choice["message"] = {"role": "assistant", "content": request.output_text, "refusal": None}
+    else:
+        choice["text"] = request.output_text
+    return {
+        "id": completion_id(request),
+        "object": "chat.completion" if chat else "text_completion",
+        "created": int(request.created_at.timestamp()),
+        "model": request.body["model"],
+        "choices": [choice],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": output_tokens,
+            "total_tokens": prompt_tokens + output_tokens,
+        },
+        "system_fingerprint": system_fingerprint(request),
+    }
+
+
+def completion_id(request: Request) -> str:
+    """A single request's own identifier; for a batch's request one made from its."""
+    prefix = "chatcmpl" if request.endpoint == CHAT_COMPLETIONS else "cmpl"
+    if request.batch_id is None:
+        return request.pk
+    return f"{prefix}-{request.pk.removeprefix('batch_req_')}"
+
+
+def system_fingerprint(request: Request) -> str:
+    """Names the weights: the same fingerprint with the same seed gives the same output."""
+    return f"fp_{request.model_release.digest[:12]}"
+
+
+def error_body(request: Request) -> dict[str, Any]:
+    """OpenAI's error envelope for a request that failed."""
+    http_status = request.http_status or 500
+    return {
+        "error": {
+            "message": request.error_message,
+            "type": INVALID_REQUEST if http_status < 500 else INTERNAL_ERROR,
+            "param": None,
+            "code": request.error_code or None,
+        }
+    }
+
+
+def batch_line(request: Request) -> dict[str, Any]:
+    """A line of the output file for a request that succeeded, of the error file for any other.
+
+    A failure that has an HTTP status keeps a `response`; `error` is for what never was one: expiry and cancelling.
+    """
+    response: dict[str, Any] | None = None
+    error: dict[str, str] | None = None
+    if request.status == Request.Status.SUCCEEDED:
+        response = _response(request, 200, completion_body(request))
+    elif request.status == Request.Status.FAILED:
+        response = _response(request, request.http_status or 500, error_body(request))
+    else:
+        error = {"code": request.error_code, "message": request.error_message}
+    return {"id": request.pk, "custom_id": request.custom_id, "response": response, "error": error}
+
+
+def _response(request: Request, status_code: int, body: dict[str, Any]) -> dict[str, Any]:
+    return {"status_code": status_code, "request_id": request.pk, "body": body}
