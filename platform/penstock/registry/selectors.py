@@ -2,7 +2,8 @@
 
 from django.db.models import QuerySet
 
-from penstock.accounts.access import Person, has_role, teams_of, visible_to
+from penstock.accounts.access import Person, has_role, visible_to
+from penstock.accounts.models import Team
 from penstock.registry.models import ModelRelease, Task, TaskVersion
 from penstock.registry.transitions import TASK_TRANSITIONS
 
@@ -36,8 +37,11 @@ def transitions_open_to(user: Person, task: Task) -> list[str]:
     ]
 
 
-def tasks_usable_by_team(user: Person) -> QuerySet[Task]:
-    """Active tasks of the person's teams on an approved release: what may be called by name."""
+def tasks_usable_by_team(team: Team) -> QuerySet[Task]:
+    """A team's active tasks on an approved release: what may be called by name. The unassigned ones are not listed."""
     return Task.objects.filter(
-        team__in=teams_of(user), status=Task.Status.ACTIVE, model_release__status=ModelRelease.Status.APPROVED
+        team=team,
+        status=Task.Status.ACTIVE,
+        unassigned=False,
+        model_release__status=ModelRelease.Status.APPROVED,
     ).select_related("model_release")

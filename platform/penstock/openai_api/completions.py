@@ -1,0 +1,121 @@
+"""/v1/chat/completions and /v1/completions: single requests, streamed or whole.
+
+Everything about a request is checked, and the engine host has begun to answer, before a stream is opened: what is
+wrong comes as an HTTP error. A client that hangs up cancels its request.
+"""
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, cast
+
+from asgiref.sync import sync_to_async
+from django.http import HttpResponseBase, JsonResponse, StreamingHttpResponse
+
+from penstock.openai_api.door import Call
+from penstock.openai_api.errors import ApiError, envelope
+from penstock.serving import live
+from penstock.serving.bodies import CHAT_COMPLETIONS, COMPLETIONS
+from penstock.serving.models import Request
+from penstock.serving.shapes import completion_body, completion_id, system_fingerprint
+
+DONE = b"data: [DONE]\n\n"
+Events = AsyncGenerator[live.LiveEvent, None]
+
+
+async def chat(call: Call) -> HttpResponseBase:
+    return await _answer(call, CHAT_COMPLETIONS)
+
+
+async def complete(call: Call) -> HttpResponseBase:
+    return await _answer(call, COMPLETIONS)
+
+
+async def _answer(call: Call, endpoint: str) -> HttpResponseBase:
+    body = call.body()
+    request = await sync_to_async(live.submit)(
+        user=call.user, team=call.team, api_key=call.key, body=body, endpoint=endpoint
+    )
+    events = cast(Events, live.run(request=request))
+    try:
+        first = await anext(events)
+        if isinstance(first, live.Finished):
+            _raise_failure(first.request)
+        if body.get("stream"):
+            usage = bool((body.get("stream_options") or {}).get("include_usage"))
+            chunks = _stream(Chunks(request, usage=usage), first, events)
+            response = StreamingHttpResponse(chunks, content_type="text/event-stream; charset=utf-8")
+            response["X-Accel-Buffering"] = "no"  # a proxy must not hold tokens back
+            response["Cache-Control"] = "no-cache"
+            return response
+        finished = first
+        while not isinstance(finished, live.Finished):
+            finished = await anext(events)
+    except BaseException:  # a client that hung up among them: what still runs is cancelled
+        await events.aclose()
+        raise
+    _raise_failure(finished.request)
+    return JsonResponse(completion_body(finished.request))
+
+
+def _raise_failure(request: Request) -> None:
+    """Raises ApiError for a request that did not succeed, as the engine host told it."""
+    if request.status != Request.Status.SUCCEEDED:
+        raise ApiError(request.http_status or 500, request.error_code or None, request.error_message)
+
+
+async def _stream(chunks: "Chunks", first: live.LiveEvent, events: Events) -> AsyncIterator[bytes]:
+    """Server-sent events. Closing this closes `events`, which cancels the request."""
+    try:
+        if chunks.chat:
+            yield chunks.opening()
+        event = first
+        while isinstance(event, live.TextDelta):
+            if event.text:
+                yield chunks.text(event.text)
+            event = await anext(events)
+        request = event.request
+        if request.status == Request.Status.SUCCEEDED:
+            yield chunks.closing(request)
+            if chunks.usage:
+                yield chunks.totals(request)
+        else:
+            yield _event(envelope(request.http_status or 500, request.error_code or None, request.error_message))
+        yield DONE
+    finally:
+        await events.aclose()
+
+
+class Chunks:
+    """The chunks of one answer: the same id and time in each."""
+
+    def __init__(self, request: Request, *, usage: bool) -> None:
+        self.chat = request.endpoint == CHAT_COMPLETIONS
+        self.usage = usage
+        self.head = {
+            "id": completion_id(request),
+            "object": "chat.completion.chunk" if self.chat else "text_completion",
+            "created": int(request.created_at.timestamp()),
+            "model": request.body["model"],
+            "system_fingerprint": system_fingerprint(request),
+        }
+
+    def opening(self) -> bytes:
+        return self._choice({"role": "assistant", "content": "", "refusal": None}, "", None)
+
+    def text(self, text: str) -> bytes:
+        return self._choice({"content": text}, text, None)
+
+    def closing(self, request: Request) -> bytes:
+        return self._choice({}, "", request.finish_reason)
+
+    def totals(self, request: Request) -> bytes:
+        return _event({**self.head, "choices": [], "usage": completion_body(request)["usage"]})
+
+    def _choice(self, delta: dict[str, Any], text: str, finish_reason: str | None) -> bytes:
+        said = {"delta": delta} if self.chat else {"text": text}
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish_reason}
+        return _event({**self.head, "choices": [choice], **({"usage": None} if self.usage else {})})
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
