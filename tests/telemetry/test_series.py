@@ -49,7 +49,7 @@ def test_where_nothing_ran_there_is_no_timeline(floor: Any) -> None:
 spans = st.tuples(st.integers(0, 500), st.integers(0, 300), st.integers(0, 1000))
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(spans, min_size=1, max_size=8), buckets=st.integers(1, 24))
 def test_a_timeline_equals_a_slice_by_slice_reckoning(
     floor: Any, rows: list[tuple[int, int, int]], buckets: int

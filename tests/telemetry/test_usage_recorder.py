@@ -41,7 +41,7 @@ def test_a_request_that_never_ran_costs_nothing(floor: Any, round_card: RateCard
     assert usage.output_tokens == 0
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shares=st.lists(st.floats(min_value=0, max_value=3600, allow_nan=False), min_size=1, max_size=12))
 def test_the_rows_add_up_to_the_cost_of_the_busy_time(floor: Any, round_card: RateCard, shares: list[float]) -> None:
     with transaction.atomic():

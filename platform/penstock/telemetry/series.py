@@ -7,9 +7,21 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from django.db.models import Count, DateTimeField, ExpressionWrapper, F, FloatField, Func, Max, Min, Q, QuerySet, Sum
+from django.db.models import (
+    Count,
+    DurationField,
+    ExpressionWrapper,
+    F,
+    FloatField,
+    IntegerField,
+    Max,
+    Min,
+    Q,
+    QuerySet,
+    Sum,
+)
 from django.db.models.expressions import Combinable
-from django.db.models.functions import Extract, Floor, Greatest, TruncDate
+from django.db.models.functions import Cast, Extract, Floor, Greatest, Least, TruncDate
 from django.utils import timezone
 
 from penstock.accounts.access import visible_to
@@ -111,14 +123,13 @@ def timeline(requests: QuerySet[Request], *, buckets: int = 60) -> list[Timeline
 
 
 def _seconds_since(origin: dt.datetime, moment: F) -> Combinable:
-    elapsed = ExpressionWrapper(moment - origin, output_field=DateTimeField())
-    return Func(Extract(elapsed, "epoch"), template="(%(expressions)s)::double precision", output_field=FloatField())
+    elapsed = ExpressionWrapper(moment - origin, output_field=DurationField())
+    return Cast(Extract(elapsed, "epoch"), FloatField())
 
 
 def _slot(seconds: Combinable, width: float, buckets: int) -> Combinable:
     """Which slice a moment falls in; the very end belongs to the last one."""
-    slot = Func(Floor(seconds / width), template="(%(expressions)s)::integer")
-    return Func(slot, buckets - 1, function="LEAST")
+    return Cast(Least(Floor(seconds / width), float(buckets - 1), output_field=FloatField()), IntegerField())
 
 
 def _tokens_at_edges(ran: QuerySet[Request], width: float, buckets: int) -> list[float]:
