@@ -63,6 +63,12 @@ class Favourable(StrEnum):
     """The output kept the task's output contract; an error counts against it, an unchecked output not at all."""
     SERVED = "served"
     """An output came, without error or refusal: used where no output of the rows was checked."""
+    NOT_REFUSED = "not_refused"
+    """An output that is no refusal; an error counts against it, an unchecked output not at all."""
+    NOT_TRUNCATED = "not_truncated"
+    """An output that was not cut off at the token limit; an error counts against it."""
+    SUCCEEDED = "succeeded"
+    """Any output."""
 
 
 class Verdict(StrEnum):

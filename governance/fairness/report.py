@@ -28,17 +28,21 @@ from governance.fairness.outcomes import (
 )
 
 
-def group_report(rows: Sequence[OutcomeRow], thresholds: Thresholds | None = None) -> FairnessReport:
+def group_report(
+    rows: Sequence[OutcomeRow], thresholds: Thresholds | None = None, favourable: Favourable | None = None
+) -> FairnessReport:
     """Compare the groups that the rows name with the best-served one of those that are large enough.
 
-    The compared outcome is `Favourable.VALID` where any row's output was checked, `Favourable.SERVED` otherwise.
+    The compared outcome, unless `favourable` names one, is `Favourable.VALID` where any row's output was checked and
+    `Favourable.SERVED` otherwise.
     """
     limits = thresholds or Thresholds()
     named: dict[str, list[OutcomeRow]] = {}
     for row in rows:
         if row.group:
             named.setdefault(row.group, []).append(row)
-    favourable = Favourable.VALID if any(row.valid is not None for row in rows if row.group) else Favourable.SERVED
+    if favourable is None:
+        favourable = Favourable.VALID if any(row.valid is not None for row in rows if row.group) else Favourable.SERVED
     outcomes = {
         group: [outcome for row in named[group] if (outcome := _favourable(row, favourable)) is not None]
         for group in sorted(named)
@@ -93,9 +97,17 @@ class _Judgement:
 
 
 def _favourable(row: OutcomeRow, outcome: Favourable) -> bool | None:
-    if outcome is Favourable.SERVED:
-        return row.served
-    return False if row.error else row.valid
+    match outcome:
+        case Favourable.SERVED:
+            return row.served
+        case Favourable.SUCCEEDED:
+            return not row.error
+        case Favourable.NOT_TRUNCATED:
+            return not row.error and not row.truncated
+        case Favourable.NOT_REFUSED:
+            return False if row.error else None if row.refused is None else not row.refused
+        case Favourable.VALID:
+            return False if row.error else row.valid
 
 
 def _reference(rates: Mapping[str, Rate], limits: Thresholds) -> str | None:

@@ -28,6 +28,9 @@ def favourable_label(favourable: Favourable) -> str:
     return {
         Favourable.VALID: _("a valid output"),
         Favourable.SERVED: _("an output without error or refusal"),
+        Favourable.NOT_REFUSED: _("an output that is no refusal"),
+        Favourable.NOT_TRUNCATED: _("an output that was not cut off"),
+        Favourable.SUCCEEDED: _("an output"),
     }[favourable]
 
 
