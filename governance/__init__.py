@@ -1,1 +1,1 @@
-"""Evidence: the ledger, the catalogs of controls, risk, fairness and exports. Knows nothing of the platform or of torch."""
+"""Evidence: ledger, catalogs of controls, risk, fairness, exports. Knows nothing of the platform or of torch."""

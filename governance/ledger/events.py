@@ -74,6 +74,17 @@ class Event:
             raise EventError("occurred_at: must carry a time zone")
         check_payload(self.payload)
 
+    def canonical(self) -> bytes:
+        """The bytes of the leaf that this event becomes."""
+        return canonical_entry(
+            event_id=self.event_id,
+            occurred_at=self.occurred_at,
+            kind=self.kind,
+            subject=self.subject,
+            actor=self.actor,
+            payload=self.payload,
+        )
+
 
 def check_payload(payload: Mapping[str, Any]) -> None:
     """Raises `EventError` unless the payload survives JSON and JSONB unchanged and holds no prompt text."""
@@ -92,17 +103,19 @@ def check_payload(payload: Mapping[str, Any]) -> None:
         raise EventError(f"payload: {size} bytes as JSON, at most {MAX_PAYLOAD_BYTES} are taken")
 
 
-def canonical_entry(event: Event) -> bytes:
-    """The bytes of a leaf (RFC 8785)."""
+def canonical_entry(
+    *, event_id: uuid.UUID, occurred_at: datetime, kind: str, subject: str, actor: str, payload: Mapping[str, Any]
+) -> bytes:
+    """The bytes of a leaf (RFC 8785) for an event that was checked when it was recorded."""
     return rfc8785.dumps(
         {
             "v": ENTRY_VERSION,
-            "event_id": str(event.event_id),
-            "occurred_at": timestamp(event.occurred_at),
-            "kind": event.kind,
-            "subject": event.subject,
-            "actor": event.actor,
-            "payload": _plain(event.payload),
+            "event_id": str(event_id),
+            "occurred_at": timestamp(occurred_at),
+            "kind": kind,
+            "subject": subject,
+            "actor": actor,
+            "payload": _plain(payload),
         }
     )
 

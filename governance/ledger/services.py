@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -91,7 +90,14 @@ def sequence(*, limit: int = 5000) -> int:
         frontier = tree.Frontier.load(selectors.tree_size(), selectors.read_nodes)
         leaves, nodes = [], []
         for row in rows:
-            entry = canonical_entry(_event(row))
+            entry = canonical_entry(
+                event_id=row.event_id,
+                occurred_at=row.occurred_at,
+                kind=row.kind,
+                subject=row.subject,
+                actor=row.actor,
+                payload=row.payload,
+            )
             leaf_hash = tree.leaf_hash(entry)
             leaves.append(
                 Leaf(
@@ -149,17 +155,6 @@ def _check_against(last: Checkpoint, size: int) -> None:
         raise LedgerCorruptError(f"the tree is incomplete: {error}") from error
     if root != bytes(last.root):
         raise LedgerCorruptError(f"the first {last.size} leaves no longer have the root that was signed")
-
-
-def _event(row: OutboxEntry) -> Event:
-    return Event(
-        kind=row.kind,
-        subject=row.subject,
-        payload=row.payload,
-        actor=row.actor,
-        occurred_at=row.occurred_at,
-        event_id=uuid.UUID(str(row.event_id)),
-    )
 
 
 def _lock_sequencer() -> None:

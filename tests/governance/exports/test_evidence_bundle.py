@@ -27,7 +27,7 @@ from governance.exports import verify
 from governance.exports.bundle import BundleError, BundleLeaf, BundleSummary, EarlierHead, write_bundle
 from governance.ledger import tree
 from governance.ledger.checkpoint import TreeHead, sign_checkpoint_note
-from governance.ledger.events import Event, canonical_entry
+from governance.ledger.events import Event
 from governance.ledger.keys import LedgerKey
 from governance.ledger.tree import NodeId
 
@@ -41,7 +41,7 @@ class Log:
     """A log in memory."""
 
     def __init__(self, events: Sequence[Event]) -> None:
-        self.entries = [canonical_entry(event) for event in events]
+        self.entries = [event.canonical() for event in events]
         self.nodes: dict[NodeId, bytes] = {}
         frontier = tree.Frontier()
         for index, entry in enumerate(self.entries):

@@ -155,6 +155,12 @@ def test_a_sequencer_that_dies_midway_leaves_the_outbox_as_it_was(monkeypatch: p
     assert services.sequence() == 5
 
 
+def test_an_event_accepted_under_older_rules_is_still_sequenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    services.record(kind="task.created", subject="writer", payload={"purpose": "x"})
+    monkeypatch.setattr("governance.ledger.events.FORBIDDEN_KEYS", frozenset({"purpose"}))
+    assert services.sequence() == 1
+
+
 def test_a_request_is_finished_once_while_it_waits_and_after() -> None:
     record_requests(1)
     with pytest.raises(IntegrityError), transaction.atomic():
