@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from django.utils.translation import gettext as _
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from penstock.serving.rejection import Rejected
 
@@ -55,6 +65,11 @@ Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MAX_META
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
+def _text_or_list(value: object) -> str:
+    """Which of two spellings was meant: so that only that one's faults are told."""
+    return "list" if isinstance(value, list | tuple) else "str"
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -63,16 +78,24 @@ class TextPart(_Part):
     type: Literal["text"]
     text: str
 
+    @model_validator(mode="before")
+    @classmethod
+    def _only_text(cls, part: Any) -> Any:
+        """Of an image one hears that it is an image, not that it lacks a text."""
+        if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] != "text":
+            raise PydanticCustomError(
+                "unsupported_part", "Only parts of the type 'text' are supported, not '{type}'", {"type": part["type"]}
+            )
+        return part
+
 
 class Message(_Part):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: Annotated[
+        Annotated[str, Tag("str")] | Annotated[list[TextPart], Field(min_length=1), Tag("list")],
+        Discriminator(_text_or_list),
+    ]
     name: str | None = None
-
-    def as_plain(self) -> dict[str, str]:
-        """The message as chat templates know it: a role of three, and one text."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
 class _Body(BaseModel):
@@ -83,19 +106,19 @@ class _Body(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
+    stop: (
+        Annotated[
+            Annotated[StopText, Tag("str")] | Annotated[list[StopText], Field(max_length=4), Tag("list")],
+            Discriminator(_text_or_list),
+        ]
+        | None
+    ) = None
     stream: bool | None = None
     metadata: Metadata | None = None
 
     @property
     def asked_max_tokens(self) -> int | None:
         return self.max_tokens
-
-    @property
-    def stop_texts(self) -> tuple[str, ...]:
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
 class ChatBody(_Body):
@@ -192,7 +215,7 @@ def _unsupported(name: str, value: Any) -> Rejected | None:
 
 
 def _problems_of(error: ValidationError) -> list[Rejected]:
-    """One problem a parameter; of a union's branches the first tells enough."""
+    """One problem a parameter: the first."""
     found: dict[str, Rejected] = {}
     for item in error.errors(include_url=False, include_input=False):
         place = [str(step) for step in item["loc"] if not _is_branch(step)]
@@ -210,7 +233,7 @@ def _problems_of(error: ValidationError) -> list[Rejected]:
 
 def _is_branch(step: str | int) -> bool:
     """Whether a step of pydantic's location names a branch of a union, not a key or an index."""
-    return isinstance(step, str) and ("[" in step or step in {"str", "list", "constrained-str", "[key]"})
+    return isinstance(step, str) and ("[" in step or step in {"str", "list"})
 
 
 def _problem(code: str, param: str | None, message: str) -> Rejected:
