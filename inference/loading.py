@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,7 @@ import torch
 from inference.cache.pages import PAGE_TOKENS, PagePool, pages_for
 from inference.errors import InferenceError, StoreError
 from inference.kernels.base import Compute, Kernels, KeyValueCache
+from inference.kernels.native import KernelsUnavailable, NativeKernels
 from inference.kernels.reference import ReferenceKernels
 from inference.memory.budget import default_budget_bytes
 from inference.model.config import DecoderConfig
@@ -95,6 +97,12 @@ def load_model(
 
 
 def choose_kernels(config: DecoderConfig, compute: Compute) -> Kernels:
+    """The compiled kernels where this host can compile them, else the reference. PENSTOCK_KERNELS=torch: the latter."""
+    if os.environ.get("PENSTOCK_KERNELS", "auto") != "torch":
+        try:
+            return NativeKernels(config, compute)
+        except KernelsUnavailable as error:
+            logger.warning("no compiled kernels, PyTorch's are used and are slower: %s", error)
     return ReferenceKernels(config, compute)
 
 

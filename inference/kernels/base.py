@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from inference.model.batch import StepBatch
@@ -32,12 +33,18 @@ class KeyValueCache:
 
     def __init__(self, config: DecoderConfig, pages: int, page_tokens: int, dtype: torch.dtype) -> None:
         shape = (pages, config.kv_heads, 2, config.head_dim * page_tokens)
-        self.layers = [torch.zeros(shape, dtype=dtype) for _ in range(config.layers)]
+        self.layers = [_lazy_zeros(shape, dtype) for _ in range(config.layers)]
 
     def clear(self, pages: list[int]) -> None:
         """Zero pages that may hold NaN, before anyone else gets them."""
         for layer in self.layers:
             layer[pages] = 0
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros by NumPy, which asks the system for zeroed memory; torch.zeros would write, and so occupy, all of it."""
+    kind = np.float32 if dtype == torch.float32 else np.int16
+    return torch.from_numpy(np.zeros(shape, dtype=kind)).view(dtype)
 
 
 class Kernels(Protocol):

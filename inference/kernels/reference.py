@@ -18,7 +18,7 @@ def quantize_rows(x: torch.Tensor) -> Rows:
     """float32 [M, K] -> int8 by each row's own largest magnitude."""
     largest = x.abs().amax(dim=1)
     scales = (largest / 127.0).clamp_min(1e-30)
-    return Rows((x / scales[:, None]).round_().clamp_(-127, 127).to(torch.int8), scales)
+    return Rows((x * (1.0 / scales)[:, None]).round_().clamp_(-127, 127).to(torch.int8), scales)
 
 
 class ReferenceKernels:

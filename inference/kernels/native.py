@@ -1,0 +1,227 @@
+"""The kernels in C++: compiled on the spot, kept in a user cache, called through ctypes (which releases the GIL)."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import platformdirs
+import torch
+
+from inference.cache.pages import PAGE_TOKENS
+from inference.kernels.base import Compute, Rows
+from inference.model.batch import StepBatch
+from inference.model.config import DecoderConfig
+from inference.model.rotary import rotary_tables
+
+logger = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("native.cpp")
+_FLAGS = [
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-fopenmp",
+    "-shared",
+    "-fPIC",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+]
+_KINDS = {"fp32": 0, "bf16": 1, "int8": 2}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+COMPILE_SECONDS = 120
+
+
+class KernelsUnavailable(Exception):
+    """No compiled kernels on this host; says why. The reference kernels do the same work, slower."""
+
+
+def compiled_library(config: DecoderConfig) -> Path:
+    """The shared library for a model's head size, compiled now or before. KernelsUnavailable where that fails."""
+    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
+    if compiler is None:
+        raise KernelsUnavailable("there is no C++ compiler (g++ or clang++) on the path")
+    if config.head_dim % 32:
+        raise KernelsUnavailable(f"heads of {config.head_dim} elements are not handled; multiples of 32 are")
+    defines = [f"-DHEAD_DIM={config.head_dim}", f"-DGROUP={config.group}", f"-DPAGE_TOKENS={PAGE_TOKENS}"]
+    key = hashlib.sha256("\n".join([compiler, *_FLAGS, *defines, _processor()]).encode() + SOURCE.read_bytes())
+    library = Path(platformdirs.user_cache_dir("penstock")) / "kernels" / f"{key.hexdigest()[:16]}.so"
+    if library.exists():
+        return library
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as aside:
+            built = Path(aside) / "kernels.so"
+            # The command is fixed but for the compiler, which the person who runs us names.
+            subprocess.run(  # noqa: S603
+                [compiler, *_FLAGS, *defines, str(SOURCE), "-o", str(built)],
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=COMPILE_SECONDS,
+            )
+            built.rename(library)
+    except subprocess.CalledProcessError as error:
+        raise KernelsUnavailable(f"{compiler} failed: {error.stderr.strip()[:500]}") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelsUnavailable(f"{compiler} could not be run: {error}") from None
+    return library
+
+
+def _processor() -> str:
+    """What -march=native depends on: a home folder may be shared by different machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() + platform.machine()
+    return "\n".join(next((line for line in lines if line.startswith(key)), "") for key in ("model name", "flags"))
+
+
+class NativeKernels:
+    name = "native"
+
+    def __init__(self, config: DecoderConfig, compute: Compute) -> None:
+        """Raises KernelsUnavailable."""
+        self._library = _bound(compiled_library(config))
+        self._config = config
+        self._kind = _KINDS[compute]
+        self._dtype = _DTYPES[compute]
+        self._cos, self._sin = rotary_tables(config)
+
+    def _out(self, rows: int, width: int) -> tuple[Rows, torch.Tensor]:
+        """An empty result, and float32 scratch of its size."""
+        scratch = torch.empty((rows, width), dtype=torch.float32)
+        if self._kind == _KINDS["fp32"]:
+            return Rows(scratch, None), scratch
+        scales = torch.empty(rows, dtype=torch.float32) if self._kind == _KINDS["int8"] else None
+        return Rows(torch.empty((rows, width), dtype=self._dtype), scales), scratch
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> Rows:
+        return self._add_norm(x.contiguous(), None, None, weight)
+
+    def add_norm(self, x: torch.Tensor, y: torch.Tensor, scales: torch.Tensor | None, weight: torch.Tensor) -> Rows:
+        return self._add_norm(x, y, scales, weight)
+
+    def add(self, x: torch.Tensor, y: torch.Tensor, scales: torch.Tensor | None) -> None:
+        rows, width = x.shape
+        self._library.penstock_add_norm(
+            x.data_ptr(), y.data_ptr(), _pointer(scales), None, 0.0, rows, width, 0, None, None, None, _threads()
+        )
+
+    def _add_norm(
+        self, x: torch.Tensor, y: torch.Tensor | None, scales: torch.Tensor | None, weight: torch.Tensor
+    ) -> Rows:
+        rows, width = x.shape
+        out, scratch = self._out(rows, width)
+        self._library.penstock_add_norm(
+            x.data_ptr(),
+            _pointer(y),
+            _pointer(scales),
+            weight.data_ptr(),
+            self._config.rms_norm_eps,
+            rows,
+            width,
+            self._kind,
+            out.values.data_ptr(),
+            _pointer(out.scales),
+            scratch.data_ptr(),
+            _threads(),
+        )
+        return out
+
+    def rotate_and_store(
+        self, y: torch.Tensor, scales: torch.Tensor | None, batch: StepBatch, layer: torch.Tensor
+    ) -> torch.Tensor:
+        config, rows = self._config, y.shape[0]
+        q = torch.empty((rows, config.query_size), dtype=torch.float32)
+        self._library.penstock_rotate_store(
+            y.data_ptr(),
+            _pointer(scales),
+            batch.positions.data_ptr(),
+            batch.slots.data_ptr(),
+            self._cos.data_ptr(),
+            self._sin.data_ptr(),
+            rows,
+            config.heads,
+            config.kv_heads,
+            config.head_dim**-0.5,
+            q.data_ptr(),
+            layer.data_ptr(),
+            layer.dtype == torch.float32,
+            _threads(),
+        )
+        return q
+
+    def attend(self, q: torch.Tensor, batch: StepBatch, layer: torch.Tensor) -> Rows:
+        out, scratch = self._out(*q.shape)
+        segments, width = batch.page_table.shape
+        self._library.penstock_attend(
+            q.data_ptr(),
+            batch.positions.data_ptr(),
+            layer.data_ptr(),
+            layer.dtype == torch.float32,
+            batch.segment_starts.data_ptr(),
+            batch.page_table.data_ptr(),
+            segments,
+            width,
+            self._config.kv_heads,
+            q.shape[0],
+            self._kind,
+            out.values.data_ptr(),
+            _pointer(out.scales),
+            scratch.data_ptr(),
+            _threads(),
+        )
+        return out
+
+    def silu_mul(self, y: torch.Tensor, scales: torch.Tensor | None) -> Rows:
+        rows, width = y.shape[0], y.shape[1] // 2
+        out, scratch = self._out(rows, width)
+        self._library.penstock_silu_mul(
+            y.data_ptr(),
+            _pointer(scales),
+            rows,
+            width,
+            self._kind,
+            out.values.data_ptr(),
+            _pointer(out.scales),
+            scratch.data_ptr(),
+            _threads(),
+        )
+        return out
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _threads() -> int:
+    return torch.get_num_threads()
+
+
+def _bound(path: Path) -> ctypes.CDLL:
+    """The library with its argument types. It shares PyTorch's OpenMP threads: both ask for the same libgomp."""
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelsUnavailable(f"{path} cannot be loaded: {error}") from None
+    p, f, i, n = ctypes.c_void_p, ctypes.c_float, ctypes.c_int, ctypes.c_int64
+    signatures = {
+        "penstock_add_norm": [p, p, p, p, f, n, n, i, p, p, p, i],
+        "penstock_silu_mul": [p, p, n, n, i, p, p, p, i],
+        "penstock_rotate_store": [p, p, p, p, p, p, n, i, i, f, p, p, i, i],
+        "penstock_attend": [p, p, p, i, p, p, n, n, i, n, i, p, p, p, i],
+    }
+    for name, arguments in signatures.items():
+        function = getattr(library, name)
+        function.argtypes = arguments
+        function.restype = None
+    return library
