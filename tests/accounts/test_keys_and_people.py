@@ -124,7 +124,9 @@ def test_the_time_of_last_use_is_written_once_a_minute_at_most(people: Any) -> N
     earlier = first - timedelta(minutes=2)
     ApiKey.objects.filter(pk=key.pk).update(last_used_at=earlier)
     authenticate_key(token)
-    assert ApiKey.objects.get(pk=key.pk).last_used_at > earlier
+    latest = ApiKey.objects.get(pk=key.pk).last_used_at
+    assert latest is not None
+    assert latest > earlier
 
 
 def test_drf_gets_the_person_and_the_key_or_401(people: Any, rf: RequestFactory) -> None:

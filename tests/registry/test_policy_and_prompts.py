@@ -58,18 +58,14 @@ def test_requests_without_a_task_count_for_the_teams_unassigned_one(people: Any,
     assert other != task
 
 
-def test_the_name_of_an_unassigned_task_fits(people: Any) -> None:
-    from registry_releases import make_release
-
+def test_the_name_of_an_unassigned_task_fits(people: Any, make_release: Any) -> None:
     release = make_release("m" * 80)
     task, _release = resolve(team=people.team, model="m" * 80)
     assert len(task.name) <= 80
     assert resolve(team=people.team, model=release.name)[0] == task
 
 
-def test_what_may_not_run_is_refused_with_code_and_field(people: Any, release: Any) -> None:
-    from registry_releases import make_release
-
+def test_what_may_not_run_is_refused_with_code_and_field(people: Any, release: Any, make_release: Any) -> None:
     team = people.team
     task_on(people, release)
     assert refusal(team=team, model="no-such") == ("model_not_found", "model")

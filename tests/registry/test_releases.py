@@ -90,9 +90,7 @@ def test_names_and_paths_that_cannot_be_are_named(people: Any, home: Path, relea
     assert "source" in caught.value.message_dict
 
 
-def test_an_approver_releases_and_withdraws(people: Any) -> None:
-    from registry_releases import make_release
-
+def test_an_approver_releases_and_withdraws(people: Any, make_release: Any) -> None:
     release = make_release("fresh", status="imported")
     release = approve_release(user=people.approver, release=release)
     assert (release.status, release.approved_by) == ("approved", "approver")
@@ -107,9 +105,7 @@ def test_an_approver_releases_and_withdraws(people: Any) -> None:
     assert list(kinds) == ["release.approved", "release.withdrawn"]
 
 
-def test_nobody_but_an_approver_does(people: Any) -> None:
-    from registry_releases import make_release
-
+def test_nobody_but_an_approver_does(people: Any, make_release: Any) -> None:
     release = make_release("fresh", status="imported")
     for person in (people.operator, people.task_owner, people.auditor, people.outsider):
         with pytest.raises(PermissionDenied):
