@@ -26,7 +26,15 @@ app.conf.update(
         "worker_hijack_root_logger": False,
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,
-        "broker_transport_options": {"visibility_timeout": 3600, "socket_connect_timeout": 3},
+        "broker_transport_options": {
+            "visibility_timeout": 3600,
+            "socket_connect_timeout": 3,
+            # A sender does not wait for a broker that is away: the sweep will send. Consumers reconnect on their own.
+            "max_retries": 1,
+            "interval_start": 0,
+            "interval_step": 0.1,
+            "interval_max": 0.1,
+        },
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "beat_schedule": {
             "sweep": {"task": "serving.sweep", "schedule": 5.0, "options": {"expires": 10}},

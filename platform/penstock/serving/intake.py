@@ -93,8 +93,11 @@ def _intake(batch_id: str) -> None:
             fail_batch(batch_id, checked.errors, unlisted=checked.bad_lines - len({e.line for e in checked.errors}))
             return
         shards = _take_in(batch, checked)
-    for shard in shards or ():
-        dispatch.wake_shard(shard.pk, shard.batch.latency_class)
+    for position, shard in enumerate(shards):
+        if not dispatch.wake_shard(shard.pk, shard.batch.latency_class):
+            unsent = [one.pk for one in shards[position:]]
+            Shard.objects.filter(pk__in=unsent).update(dispatched_at=None)
+            break
 
 
 def check_file(batch: Batch, spool: IO[str]) -> Checked:
@@ -180,14 +183,14 @@ def _spool(checked: Checked, number: int, custom_id: str, admitted: Admitted) ->
     checked.spool.write("\n")
 
 
-def _take_in(batch: Batch, checked: Checked) -> list[Shard] | None:
-    """Writes requests, shards and state, all or nothing; None if the batch no longer waits."""
+def _take_in(batch: Batch, checked: Checked) -> list[Shard]:
+    """Writes requests, shards and state, all or nothing; no shards if the batch no longer waits."""
     assert checked.task is not None and checked.release is not None
     rows_a_shard = config().shard_rows
     with transaction.atomic():
         locked = Batch.objects.select_for_update().get(pk=batch.pk)
         if locked.status != Batch.Status.VALIDATING:
-            return None
+            return []
         now = timezone.now()
         locked.task, locked.task_version = checked.task, checked.task.version
         locked.model_release, locked.latency_class = checked.release, checked.task.latency_class

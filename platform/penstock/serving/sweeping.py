@@ -58,8 +58,9 @@ def wake_shards() -> None:
         .values_list("pk", "batch__latency_class")[:SHARDS_A_SWEEP]
     )
     for pk, latency_class in list(shards):
-        if dispatch.wake_shard(pk, latency_class):
-            Shard.objects.filter(pk=pk).update(dispatched_at=Now())
+        if not dispatch.wake_shard(pk, latency_class):
+            return
+        Shard.objects.filter(pk=pk).update(dispatched_at=Now())
 
 
 def wake_finalizing() -> None:
