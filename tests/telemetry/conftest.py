@@ -59,7 +59,7 @@ class Floor:
             latency_class=task.latency_class,
             created_by="operator",
             endpoint="/v1/chat/completions",
-            body={},
+            body={"prompt": "p", "max_tokens": 16},
             salt="00" * 16,
             prompt_digest="11" * 32,
             status=status,

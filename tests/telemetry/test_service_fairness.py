@@ -60,7 +60,8 @@ def test_the_worse_served_group_fails_with_scipys_figures(unequal: Any, people: 
 def test_cost_and_latency_stand_beside_the_verdict_as_ratios_to_the_best(unequal: Any, people: Any) -> None:
     report = fairness_report(user=people.auditor, task=unequal.task)
     chinese, english = report.services["zh-Hant"], report.services["en"]
-    assert (english.ttft_ratio, chinese.ttft_ratio) == (1.0, pytest.approx(2.5))
+    assert english.ttft_ratio == 1.0
+    assert chinese.ttft_ratio == pytest.approx(2.5)
     assert chinese.cost_ratio == 3.0
     assert chinese.summary.cost_per_item == report.group("zh-Hant").cost_per_item == Decimal("0.0045")
     assert report.currency == "TWD"

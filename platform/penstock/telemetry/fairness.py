@@ -25,6 +25,7 @@ from penstock.registry.models import Task
 from penstock.registry.services.tasks import update_task
 from penstock.serving.models import Batch, Request
 from penstock.telemetry.aggregates import NOT_STOPPED
+from penstock.telemetry.json_values import moment_text, plain
 from penstock.telemetry.summary import Summary, summarize_by
 
 ROWS_AT_A_TIME = 5000
@@ -80,7 +81,7 @@ class FairnessReport(outcomes.FairnessReport):
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON values, with the sentences in the active language."""
-        report = {field.name: _plain(getattr(self, field.name)) for field in fields(outcomes.FairnessReport)}
+        report = {field.name: plain(getattr(self, field.name)) for field in fields(outcomes.FairnessReport)}
         for group in report["groups"]:
             service = self.services[group["group"]]
             group |= {
@@ -96,8 +97,8 @@ class FairnessReport(outcomes.FairnessReport):
             "task_version": self.task.version,
             "batch": self.batch.pk if self.batch else None,
             "plan": self.plan.model_dump(mode="json"),
-            "window_start": _plain(self.window_start),
-            "window_end": _plain(self.window_end),
+            "window_start": plain(self.window_start),
+            "window_end": plain(self.window_end),
             "currency": self.currency or None,
             "finding": self.finding,
             "requests_query": self.requests_query,
@@ -134,7 +135,7 @@ def report_on(
         query["batch"] = batch.pk
     else:
         requests = requests.filter(finished_at__gte=start, finished_at__lt=now)
-        query |= {"since": _plain(start), "until": _plain(now)}
+        query |= {"since": moment_text(start), "until": moment_text(now)}
     rows, currency = _rows(requests, plan)
     report = group_report(rows, thresholds(plan), None if plan.favourable == "valid" else Favourable(plan.favourable))
     services = _services(requests, [group.group for group in report.groups], plan=plan, query=query)
@@ -291,15 +292,3 @@ def _number(value: float | None) -> str:
     if value is None:
         return "–"
     return str(number_format(Decimal(str(value)).quantize(Decimal("0.01"), rounding=ROUND_HALF_UP), decimal_pos=2))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    if isinstance(value, dt.datetime):
-        return value.astimezone(dt.UTC).isoformat().replace("+00:00", "Z")
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    return value

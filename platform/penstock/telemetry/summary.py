@@ -15,7 +15,7 @@ Definitions, the same on every page and in every export:
 import datetime as dt
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from penstock.accounts.models import User
 from penstock.registry.models import Task
 from penstock.serving.models import Request
 from penstock.telemetry.aggregates import ERRORS, summary_aggregates
+from penstock.telemetry.json_values import plain
 from penstock.telemetry.series import Day, TimelinePoint, daily, timeline
 
 __all__ = [
@@ -106,7 +107,8 @@ class Summary:
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON values: amounts as text, times as RFC 3339."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
+        values: dict[str, Any] = plain(self)
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,15 +231,3 @@ def _energy_source(row: Mapping[str, Any]) -> Literal["measured", "estimated", "
     if measured:
         return "measured"
     return "estimated" if estimated else None
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    if isinstance(value, dt.datetime):
-        return value.astimezone(dt.UTC).isoformat().replace("+00:00", "Z")
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
