@@ -2,8 +2,7 @@
 
 import logging
 
-from celery import current_app
-
+from penstock.celery import app
 from penstock.registry.models import LatencyClass
 
 logger = logging.getLogger(__name__)
@@ -32,7 +31,7 @@ def _send(name: str, subject: str | int, *, queue: str) -> bool:
     """Whether the broker took the message. No broker is no error: what it would have carried is in the rows."""
     try:
         # Not retried: a caller, perhaps a web request, would wait for a broker that is away.
-        current_app.send_task(name, args=[subject], queue=queue, retry=False)
+        app.send_task(name, args=[subject], queue=queue, retry=False)
     except Exception as error:
         # kombu raises the transport's own errors too (redis, OSError), which have no common base.
         logger.warning("no broker for %s(%s): %s; the sweep will send it", name, subject, error)
