@@ -1,7 +1,6 @@
 """The items that both ways run: the first lines of the pilot's file, read and admitted alike."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +9,8 @@ from django.utils.translation import gettext as _
 
 from penstock.pilots.models import Pilot
 from penstock.serving.admission import Admitted, admit
-from penstock.serving.blobs import BlobMissing, open_blob
-from penstock.serving.intake import MAX_LINE_BYTES
+from penstock.serving.blobs import BlobMissing
+from penstock.serving.lines import MAX_CUSTOM_ID_CHARACTERS, MAX_LINE_BYTES, numbered_lines
 from penstock.serving.models import File
 from penstock.serving.outcome import prompt_text
 from penstock.serving.prompts import plain_messages
@@ -45,7 +44,7 @@ def read_items(file: File, count: int) -> list[PilotItem]:
     items: list[PilotItem] = []
     seen: set[str] = set()
     try:
-        for number, raw in _lines(file.sha256):
+        for number, raw in numbered_lines(file.sha256):
             item = _item(file, number, raw)
             if item.custom_id in seen:
                 raise _bad(file, number, _("custom_id '%(id)s' was used before.") % {"id": item.custom_id})
@@ -87,25 +86,19 @@ def admit_items(pilot: Pilot, items: list[PilotItem]) -> list[Admitted]:
                 _("The line counts for the task %(other)s, the pilot for %(own)s.")
                 % {"other": one.task.name, "own": pilot.task.name},
             )
+        if "messages" not in one.body or one.body.get("stop"):
+            raise _bad(
+                pilot.items_file,
+                item.line,
+                _("A baseline can run chat messages without stop texts; this line is another kind."),
+            )
         admitted.append(one)
     return admitted
 
 
 def prompt_of(admitted: Admitted) -> str:
     """The text that an output is compared with, as serving does."""
-    body = admitted.body
-    return prompt_text(plain_messages(body)) if "messages" in body else str(body.get("prompt", ""))
-
-
-def _lines(sha256: str) -> Iterator[tuple[int, bytes]]:
-    with open_blob(sha256) as stream:
-        number = 0
-        while raw := stream.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if number == 1:
-                raw = raw.removeprefix(b"\xef\xbb\xbf")
-            if raw.strip():
-                yield number, raw
+    return prompt_text(plain_messages(admitted.body))
 
 
 def _item(file: File, number: int, raw: bytes) -> PilotItem:
@@ -118,8 +111,9 @@ def _item(file: File, number: int, raw: bytes) -> PilotItem:
     if not isinstance(line, dict) or not isinstance(line.get("body"), dict):
         raise _bad(file, number, _("The line must be a request: an object with custom_id, method, url and body."))
     custom_id = line.get("custom_id")
-    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= 255 or "\x00" in custom_id:
-        raise _bad(file, number, _("custom_id must be a text of 1 to 255 characters."))
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARACTERS or "\x00" in custom_id:
+        most = MAX_CUSTOM_ID_CHARACTERS
+        raise _bad(file, number, _("custom_id must be a text of 1 to %(most)d characters.") % {"most": most})
     return PilotItem(line=number, custom_id=custom_id, request=line)
 
 

@@ -13,16 +13,11 @@ import contextlib
 import datetime as dt
 import hashlib
 import logging
-import os
-import platform
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import psutil
 from django.db import connection, transaction
 from django.db.models import F, Q
 from django.db.models.functions import Coalesce
@@ -30,9 +25,10 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from governance.ledger.services import record
-from penstock.config import config
+from penstock.pilots.host_facts import host_facts
 from penstock.pilots.items import admit_items, prompt_of, read_items
 from penstock.pilots.models import BaselineItem, BaselineRun
+from penstock.pilots.naive import Generated, Generator, Loader, TransformersGenerator
 from penstock.registry.models import ModelRelease
 from penstock.serving.admission import Admitted
 from penstock.serving.completion import contract_of
@@ -56,30 +52,6 @@ class BaselineError(Exception):
     """A baseline that cannot be measured; says why, for a person."""
 
 
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """One output. `duration_seconds` runs from the token ids of the prompt to the last token's text."""
-
-    text: str
-    prompt_tokens: int
-    output_tokens: int
-    finish_reason: str
-    ttft_seconds: float | None
-    duration_seconds: float
-
-
-class Generator(Protocol):
-    """The naive way: unquantized weights, one prompt at a time, greedy. `dtype` and `threads` are those in use."""
-
-    dtype: str
-    threads: int
-
-    def generate(self, admitted: Admitted, *, max_tokens: int) -> Generated: ...
-
-
-Loader = Callable[[ModelRelease], Generator]
-
-
 def measure(run_id: int, *, load: Loader | None = None) -> bool:
     """Measures what is left of a run. Returns whether this call completed it; a run that another worker holds, or that
     is over, is left alone. A fault fails the run with its message."""
@@ -88,7 +60,7 @@ def measure(run_id: int, *, load: Loader | None = None) -> bool:
         return False
     try:
         with _heartbeat(run_id, fence):
-            _measure(run_id, fence, load or load_transformers)
+            _measure(run_id, fence, load or TransformersGenerator.load)
         return True
     except Superseded:
         logger.info("baseline run %s was taken over; what this worker still had is dropped", run_id)
@@ -146,6 +118,8 @@ def _measure(run_id: int, fence: int, load: Loader) -> None:
         for item, one in waiting:
             started_at = timezone.now()
             generated = generator.generate(one, max_tokens=int(one.body["max_tokens"]))
+            if generated.prompt_tokens != len(one.prompt_token_ids):
+                raise BaselineError(_("The two ways read different prompts for %(id)s.") % {"id": item.custom_id})
             _write(run_id, fence, item.custom_id, one, generated, started_at)
     _complete(run_id, fence)
 
@@ -352,48 +326,9 @@ def _describe(
         "dtype": generator.dtype,
         "threads": generator.threads,
         "warm_up_tokens": WARM_UP_TOKENS,
-        "libraries": _libraries(),
+        "libraries": generator.libraries,
         "host": host_facts(),
         "prompts_digest": prompts_digest(admitted),
         "engine_requests_running_before": busy + run.method.get("engine_requests_running_before", 0),
     }
     run.save(update_fields=["method"])
-
-
-def _libraries() -> dict[str, str]:
-    return {
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "transformers", "tokenizers", "numpy")},
-    }
-
-
-def host_facts() -> dict[str, Any]:
-    """What a reader needs to know about the machine that figures come from."""
-    return {
-        "name": platform.node(),
-        "system": f"{platform.system()} {platform.release()}",
-        "machine": platform.machine(),
-        "processor": _processor(),
-        "cores": _physical_cores(),
-        "logical_cores": os.cpu_count() or 1,
-        "memory_bytes": psutil.virtual_memory().total,
-    }
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _physical_cores() -> int:
-    return psutil.cpu_count(logical=False) or os.cpu_count() or 1
-
-
-def load_transformers(release: ModelRelease) -> Generator:
-    """The generator that baselines are measured with. Imports torch."""
-    from penstock.pilots.naive import TransformersGenerator
-
-    return TransformersGenerator.load(release, threads=config().threads)

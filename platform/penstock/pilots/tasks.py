@@ -1,4 +1,4 @@
-"""What Celery calls for pilots."""
+"""What Celery calls for pilots. Each is safe to run twice and at any time: the rows decide what there is to do."""
 
 from celery import shared_task
 from django.db import close_old_connections
@@ -7,8 +7,7 @@ from penstock.pilots import measuring
 from penstock.pilots.services import wake_measuring
 
 
-@shared_task(name="pilots.measure_baseline", ignore_result=True)
-def measure_baseline(run_id: int) -> None:
+def _measure_baseline(run_id: int) -> None:
     """Runs on an engine host's queue; see `measuring`."""
     close_old_connections()  # a pool's thread lives for ever, its connection may not
     try:
@@ -17,11 +16,14 @@ def measure_baseline(run_id: int) -> None:
         close_old_connections()
 
 
-@shared_task(name="pilots.sweep", ignore_result=True)
-def sweep() -> None:
+def _sweep() -> None:
     """Runs on the control queue, every 30 seconds."""
     close_old_connections()
     try:
         measuring.sweep(wake_measuring)
     finally:
         close_old_connections()
+
+
+measure_baseline = shared_task(name="pilots.measure_baseline")(_measure_baseline)
+sweep = shared_task(name="pilots.sweep")(_sweep)
