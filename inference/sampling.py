@@ -32,7 +32,7 @@ def choose_tokens(logits: torch.Tensor, scales: torch.Tensor | None, sequences: 
 
 
 def _draw(logits: torch.Tensor, sequence: Sequence) -> int:
-    """Draw a token of float32 [V] by temperature and top-p. One uniform number a token, from the request's generator."""
+    """Draw a token of float32 [V] by temperature and top-p, by one uniform number of the request's own generator."""
     sampling = sequence.request.sampling
     if sequence.generator is None:
         sequence.generator = _generator(sampling)

@@ -60,7 +60,7 @@ class Sequence:
         if token in self.eos_token_ids and not sampling.ignore_eos:
             ended = "stop"
         fresh = self.detokenizer.feed(token) if self.detokenizer is not None else ""
-        # The text of the earliest tokens cannot stop the output before min_tokens, but it is still watched from then on.
+        # Text before min_tokens cannot stop the output; what comes later is watched.
         certain, stopped = self.stopper.feed(fresh) if self.output_tokens >= sampling.min_tokens else (fresh, False)
         if stopped:
             self.detokenizer = None

@@ -50,9 +50,9 @@ class ReferenceKernels:
     ) -> torch.Tensor:
         config = self._config
         rows, size = y.shape[0], config.head_dim
-        q, k, v = _scaled(y, scales).split([config.query_size, config.kv_size, config.kv_size], dim=1)
+        q, k, v = torch.split(_scaled(y, scales), [config.query_size, config.kv_size, config.kv_size], dim=1)
         cos, sin = self._cos[batch.positions], self._sin[batch.positions]  # [M, D / 2]
-        q = _rotate(q.reshape(rows, -1, size), cos, sin) * size**-0.5
+        q = _rotate(q.reshape(rows, -1, size), cos, sin) * float(size) ** -0.5
         k = _rotate(k.reshape(rows, -1, size), cos, sin)  # [M, kv_heads, D]
         pages, offsets = batch.slots // PAGE_TOKENS, batch.slots % PAGE_TOKENS
         keys = layer[:, :, 0].view(-1, config.kv_heads, size, PAGE_TOKENS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional as F  # noqa: N812
@@ -58,6 +58,7 @@ def make_linear(name: str, weight: torch.Tensor, compute: Compute) -> Linear:
 
 def fastest_compute() -> Compute:
     """int8 where the processor has dot products for it, else bfloat16 where it has those, else float32."""
-    if torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported():
+    onednn: Any = torch.backends.mkldnn
+    if onednn.is_available() and torch.cpu._is_vnni_supported():
         return "int8"
     return "bf16" if torch.cpu._is_avx512_bf16_supported() else "fp32"

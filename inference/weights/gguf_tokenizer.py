@@ -79,8 +79,8 @@ def _sentencepiece(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     unknown = tokens[int(file.metadata.get("tokenizer.ggml.unknown_token_id", 0))]
     ordered = [(left, right) for _, _, left, right in merges]
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=ordered, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    normalizer = [normalizers.Replace(" ", "▁")]
-    tail = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    normalizer: list[Any] = [normalizers.Replace(" ", "▁")]
+    tail: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if file.metadata.get("tokenizer.ggml.add_space_prefix", True):
         normalizer.insert(0, normalizers.Prepend("▁"))
         tail.append(decoders.Strip(" ", 1, 0))
@@ -90,7 +90,7 @@ def _sentencepiece(file: GGUFFile, tokens: list[str]) -> Tokenizer:
 
 
 def tokenizer_files_from_gguf(file: GGUFFile) -> dict[str, str]:
-    """File name -> content of the store's tokenizer files. ModelFormatError, naming the key, where it cannot be read."""
+    """File name -> content of the store's tokenizer files. Raises ModelFormatError, naming the key."""
     model = file.require("tokenizer.ggml.model", str)
     tokens = file.require("tokenizer.ggml.tokens", list)
     if model == "gpt2":

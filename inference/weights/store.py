@@ -106,7 +106,7 @@ class StoreWriter:
         else:
             encoding = "bfloat16" if tensor.dtype == np.uint16 else str(tensor.dtype)
             parts = (writer.part("values", encoding, tensor),)
-            shape, group_size = tuple(tensor.shape), 0  # type: ignore[assignment]
+            shape, group_size = tuple(tensor.shape), 0
         self.tensors.append(StoredTensor(name, writer.path.name, shape, encoding, group_size, parts))
 
     def text(self, name: str, content: str) -> None:

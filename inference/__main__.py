@@ -1,0 +1,169 @@
+"""`python -m inference`: generate, import, verify."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from inference.errors import InferenceError
+from inference.request import Completion, GenerationRequest, SamplingParams, TokenEvent
+
+_EPILOG = """\
+examples:
+  A quick answer from a GGUF file (imported once into a cache, found again the next time):
+    python -m inference generate --model SmolLM2-135M-Instruct.Q4_1.gguf --chat --prompt "What is a penstock?"
+
+  A model to keep, at 4 bits, then checked byte by byte:
+    python -m inference import ./SmolLM2-135M-Instruct ./stores/smollm2 --quantize int4
+    python -m inference verify ./stores/smollm2
+
+  Repeatable sampling, as JSON for a script:
+    python -m inference generate --model ./stores/smollm2 --prompt "Once" --temperature 0.8 --seed 7 --json
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m inference",
+        description="Penstock's engine on its own: run a prompt, import a model, check a store.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    generate = commands.add_parser("generate", help="complete prompts, writing the text as it comes")
+    generate.add_argument("--model", required=True, type=Path, help="a weight store, GGUF file or Hugging Face folder")
+    generate.add_argument(
+        "--prompt", action="append", help="the prompt; may be given several times; without it, standard input is read"
+    )
+    generate.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template first")
+    generate.add_argument("--system", help="with --chat: the system message")
+    generate.add_argument("--max-tokens", type=int, default=256, help="tokens to generate at most (default 256)")
+    generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    generate.add_argument("--top-p", type=float, default=1.0, help="draw among the likeliest tokens of this mass")
+    generate.add_argument("--seed", type=int, help="makes drawing repeatable")
+    generate.add_argument("--stop", action="append", default=[], help="end at this text; may be given several times")
+    generate.add_argument("--compute", choices=["auto", "fp32", "bf16", "int8"], default="auto")
+    generate.add_argument("--threads", type=int, help="processor threads (default: all)")
+    generate.add_argument("--json", action="store_true", help="print one JSON object a prompt instead of text")
+
+    importing = commands.add_parser("import", help="turn a model into a weight store")
+    importing.add_argument("source", type=Path, help="a GGUF file, or a Hugging Face folder with safetensors")
+    importing.add_argument("store", type=Path, help="the folder to make; it must not exist")
+    importing.add_argument(
+        "--quantize",
+        choices=["keep", "int4", "int8", "bf16"],
+        default="keep",
+        help="keep the source's precision (default), or make it this one",
+    )
+    importing.add_argument("--group-size", type=int, choices=[32, 64], default=32, help="weights that share a scale")
+    importing.add_argument("--json", action="store_true", help="print the manifest as JSON")
+
+    verify = commands.add_parser("verify", help="read a store whole and compare every file with its digest")
+    verify.add_argument("store", type=Path)
+    return parser
+
+
+def _generate(options: argparse.Namespace) -> int:
+    from inference.engine import Engine
+
+    sampling = SamplingParams(
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        seed=options.seed,
+        stop=tuple(options.stop),
+    )
+    prompts: list[str] = options.prompt or [sys.stdin.read()]
+    engine = Engine.load(options.model, threads=options.threads, compute=options.compute)
+    failed = False
+    for index, prompt in enumerate(prompts):
+        if options.chat:
+            system = [{"role": "system", "content": options.system}] if options.system else []
+            ids = engine.tokenizer.encode_chat([*system, {"role": "user", "content": prompt}])
+        else:
+            ids = engine.tokenizer.encode(prompt)
+        done: list[Completion] = []
+
+        def show(event: TokenEvent) -> None:
+            print(event.text, end="", flush=True)
+
+        engine.submit(
+            GenerationRequest(str(index), tuple(ids), sampling),
+            on_token=None if options.json else show,
+            on_finish=done.append,
+        )
+        try:
+            while not done:
+                engine.step()
+        except KeyboardInterrupt:
+            engine.stop()
+        failed |= _report(done[0], options.json)
+    return 1 if failed else 0
+
+
+def _report(completion: Completion, as_json: bool) -> bool:
+    """Print the outcome; True where it is a failure."""
+    if as_json:
+        print(json.dumps(asdict(completion), ensure_ascii=False))
+        return completion.finish_reason == "error"
+    print()
+    if completion.error is not None:
+        print(f"error: {completion.error}", file=sys.stderr)
+        return True
+    rate = completion.output_tokens / completion.duration_seconds if completion.duration_seconds else 0.0
+    first = f", first after {completion.ttft_seconds:.2f} s" if completion.ttft_seconds is not None else ""
+    print(
+        f"[{completion.finish_reason}: {completion.prompt_tokens} tokens in, {completion.output_tokens} out, "
+        f"{rate:.1f} a second{first}]",
+        file=sys.stderr,
+    )
+    return False
+
+
+def _import(options: argparse.Namespace) -> int:
+    from inference.weights.importer import import_model
+
+    def progress(done: int, total: int) -> None:
+        print(f"\r{100 * done // total:3d} % of {total / 1e6:.1f} M weights", end="", file=sys.stderr, flush=True)
+
+    watched = progress if sys.stderr.isatty() else None
+    manifest = import_model(
+        options.source, options.store, quantize=options.quantize, group_size=options.group_size, progress=watched
+    )
+    if watched is not None:
+        print(file=sys.stderr)
+    if options.json:
+        print(manifest.to_json(), end="")
+        return 0
+    print(f"store    {options.store}")
+    print(f"digest   {manifest.digest}")
+    print(f"weights  {manifest.parameters / 1e6:.1f} M, {manifest.quantization['scheme']}", end="")
+    print(f", {manifest.quantization['bits_per_weight']} bits each, {manifest.total_bytes / 1e6:.1f} MB")
+    print(f"licence  {manifest.licence or 'not stated by the source'}")
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from inference.weights.store import verify_store
+
+    manifest = verify_store(options.store)
+    print(f"all {len(manifest.files)} files match; digest {manifest.digest}")
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    actions = {"generate": _generate, "import": _import, "verify": _verify}
+    try:
+        return actions[options.command](options)
+    except InferenceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Benchmarks whose calls and result lines are fixed, so that outsiders can compare."""
