@@ -7,13 +7,14 @@ the request ended, so that what was computed is recorded, whoever still listens.
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import httpx
 from asgiref.sync import sync_to_async
+from django.db import close_old_connections
 from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -43,6 +44,9 @@ HOST_FRESH = timedelta(seconds=20)
 CONNECT_SECONDS = 5.0
 CANCEL_SECONDS = 10.0
 INTERNAL_TOKEN = "internal-token"  # noqa: S105 - the name of the file that holds it
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 _carrying: set[asyncio.Task[None]] = set()  # an event loop holds its tasks only weakly
 
@@ -138,6 +142,23 @@ def freshest_host(release_name: str) -> EngineHost | None:
     return next(iter(loaded or hosts), None)
 
 
+async def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs database work on a pool's thread.
+
+    Not on the request's own thread, which Django gives up when the view has returned or its caller is gone; a carriage
+    lives longer than either. A pool's thread ends no request, so its connection is given back here.
+    """
+
+    def run() -> T:
+        close_old_connections()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            close_old_connections()
+
+    return await sync_to_async(run, thread_sensitive=False)()
+
+
 @dataclass(slots=True)
 class Carriage:
     """One request on its way through an engine host."""
@@ -156,7 +177,7 @@ class Carriage:
         """Reads the host's stream to its end and records the result, then tells it."""
         try:
             result = await self._result()
-            self.events.put_nowait(Finished(await sync_to_async(self._record)(result)))
+            self.events.put_nowait(Finished(await _in_thread(self._record, result)))
         except Exception as error:
             logger.exception("request %s could not be recorded", self.request.pk)
             self.events.put_nowait(error)
@@ -180,7 +201,7 @@ class Carriage:
 
     async def _completion(self) -> Completion:
         """Raises HostFailed, InferenceError, httpx.HTTPError, OSError, ValueError."""
-        host, order = await sync_to_async(self._order)()
+        host, order = await _in_thread(self._order)
         if host is None:
             raise HostFailed("no_engine_host", _("No engine host is running."))
         headers = {"Authorization": f"Bearer {secret(INTERNAL_TOKEN)}"}
