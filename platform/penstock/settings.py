@@ -53,6 +53,7 @@ SECURE_HSTS_SECONDS = 31_536_000 if _https else 0
 SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
+CSRF_FAILURE_VIEW = "penstock.dashboard.views.frame.csrf_failure"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_NAME = f"penstock_session_{CONFIG.port}"
@@ -83,9 +84,11 @@ INSTALLED_APPS = [
     "penstock.dashboard",
 ]
 
+# All of them run on the event loop. One that is only synchronous would make Django run asynchronous views, streamed
+# answers among them, on a second loop that ends before the stream does.
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
-    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "servestatic.middleware.ServeStaticMiddleware",
     "csp.middleware.CSPMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
@@ -158,11 +161,15 @@ TIME_ZONE = "UTC"
 STATIC_URL = "static/"
 STATIC_ROOT = PENSTOCK_HOME / "static"
 STATICFILES_DIRS: list[Path] = []
+STATICFILES_FINDERS = [
+    "django.contrib.staticfiles.finders.AppDirectoriesFinder",
+    "penstock.dashboard.finders.PlotlyFinder",
+]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
-    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},
+    "staticfiles": {"BACKEND": "servestatic.storage.CompressedManifestStaticFilesStorage"},
 }
-WHITENOISE_USE_FINDERS = DEBUG
+SERVESTATIC_USE_FINDERS = DEBUG
 
 CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {

@@ -7,3 +7,8 @@ urlpatterns = [
     path("language/", set_language, name="set_language"),
     path("", include("penstock.dashboard.urls")),
 ]
+
+handler400 = "penstock.dashboard.views.frame.bad_request"
+handler403 = "penstock.dashboard.views.frame.forbidden"
+handler404 = "penstock.dashboard.views.frame.not_found"
+handler500 = "penstock.dashboard.views.frame.server_error"
