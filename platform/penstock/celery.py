@@ -5,8 +5,13 @@ class feeds the engine; `control` carries intake, finalising and sweeps.
 """
 
 import os
+import warnings
 
 from celery import Celery
+from celery.platforms import SecurityWarning
+
+# Running as root is a supported way on a machine of one's own; messages are JSON, never pickle.
+warnings.simplefilter("ignore", SecurityWarning)
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "penstock.settings")
 

@@ -22,3 +22,11 @@ def test_people_are_told_apart(people) -> None:  # type: ignore[no-untyped-def]
     assert not has_role(people.outsider, people.team, Role.OPERATOR)
     assert has_role(people.administrator, people.team, Role.APPROVER)
     assert not visible_to(people.outsider, ApiKey.objects.all()).exists()
+
+
+def test_every_middleware_runs_on_the_event_loop() -> None:
+    """One that is only synchronous would break streamed answers half-way."""
+    from django.conf import settings
+    from django.utils.module_loading import import_string
+
+    assert [name for name in settings.MIDDLEWARE if not import_string(name).async_capable] == []

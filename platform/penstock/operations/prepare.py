@@ -25,7 +25,7 @@ def main() -> int:
     from penstock.operations.terminal import terminal_language
 
     translation.activate(terminal_language())
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     call_command("migrate", verbosity=0, interactive=False)
     collect_static(console)
     ensure_administrator(console)

@@ -34,7 +34,7 @@ STOP_SECONDS = 20.0
 READY_SECONDS = 120.0
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
-COLOURS = {"web": "cyan", "worker": "green", "control": "magenta", "scheduler": "blue", "penstock": "bold"}
+COLOURS = {"web": "cyan", "worker": "green", "control": "magenta", "scheduler": "blue"}
 
 
 class AlreadyRunning(Exception):
@@ -92,7 +92,11 @@ class Supervisor:
             self.stop()
 
     def say(self, text: str, style: str = "bold") -> None:
-        self.console.print(Text("penstock   ", style=style).append(text, style=""))
+        self.show("penstock", text, style)
+
+    def show(self, name: str, text: str, style: str) -> None:
+        """One line, never wrapped: the terminal folds it, a log file keeps it whole."""
+        self.console.print(Text(f"{name:<11}", style=style).append(text, style=""), soft_wrap=True)
 
     def take_lock(self) -> None:
         run = self.home / "run"
@@ -206,8 +210,7 @@ class Supervisor:
             for line in process.stdout:
                 log.write(line)
                 log.flush()
-                name = Text(f"{program.name:<11}", style=COLOURS[program.name])
-                self.console.print(name.append(line.rstrip(), style=""))
+                self.show(program.name, line.rstrip(), COLOURS[program.name])
 
     def announce(self) -> None:
         """Waits for the web server's first answer, then says where it is."""
