@@ -74,3 +74,12 @@ def test_a_spell_that_began_before_the_meter_is_not_measured(tmp_path: Path, sta
     meter = RaplMeter(readable_counters(tmp_path), clock)
     clock.now = 1010.0
     assert meter.mean_watts(moment(start), moment(1010)) is None
+
+
+def test_counters_that_vanish_cost_a_figure_and_no_result(tmp_path: Path) -> None:
+    package = zone(tmp_path, "intel-rapl:0", "package-0")
+    clock = Clock()
+    meter = RaplMeter(readable_counters(tmp_path), clock)
+    clock.now = 1001.0
+    package.unlink()
+    assert meter.mean_watts(moment(1000), moment(1001)) is None

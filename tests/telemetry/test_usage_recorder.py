@@ -10,7 +10,7 @@ from django.db.models import Sum
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.serving.models import Request
+from penstock.serving.models import Request, Shard
 from penstock.telemetry.models import RateCard, Usage
 from penstock.telemetry.rates import host_cost_per_second
 from penstock.telemetry.recorder import record_usage
@@ -91,3 +91,20 @@ def test_recording_takes_the_same_number_of_queries_for_many(
     rows = [floor.request(compute_seconds=0.1, origin=dt.datetime(2026, 1, 1, tzinfo=dt.UTC)) for _ in range(50)]
     with django_assert_num_queries(2):
         record_usage(rows)
+
+
+class Meter:
+    """A host that draws 90 watts."""
+
+    def mean_watts(self, start: dt.datetime, end: dt.datetime) -> Decimal | None:
+        return Decimal("90")
+
+
+def test_energy_is_measured_where_the_writing_host_computed_and_measures(floor: Any, round_card: RateCard) -> None:
+    shard = Shard.objects.create(batch=floor.batch, number=0)
+    here = floor.request(compute_seconds=40.0, shard=shard)
+    elsewhere = floor.request(compute_seconds=10.0, single=True)  # written by a web process, wherever that runs
+    record_usage([here, elsewhere], meter=Meter())
+    assert (here.usage.energy_source, here.usage.energy_kwh) == ("measured", Decimal("0.001"))
+    assert (elsewhere.usage.energy_source, elsewhere.usage.energy_kwh) == ("estimated", Decimal("0.001"))
+    assert here.usage.cost == Decimal("0.06")  # the rate card's electricity, whatever the meter says

@@ -97,7 +97,10 @@ class RaplMeter:
             self._samples.append((self._clock(), self._joules))
 
     def mean_watts(self, start: dt.datetime, end: dt.datetime) -> Decimal | None:
-        self.sample()
+        try:
+            self.sample()
+        except OSError:
+            return None  # the counters are gone: a figure less is no reason to lose a result
         with self._lock:
             samples = list(self._samples)
         times = [when for when, _ in samples]

@@ -16,7 +16,6 @@ from django.utils.translation import gettext as _
 
 from governance.fairness import outcomes
 from governance.fairness.outcomes import Favourable, GroupResult, OutcomeRow, Rate, Thresholds, Verdict
-from governance.fairness.report import group_report
 from governance.fairness.wording import explain
 from penstock.accounts.access import visible_to
 from penstock.accounts.models import User
@@ -126,6 +125,9 @@ def report_on(
     days: int = 90,
 ) -> FairnessReport:
     """As `fairness_report`, over the task's part of `requests`."""
+    # scipy takes a second to load: only a process that reports pays for it.
+    from governance.fairness.report import group_report
+
     plan = parse_fairness_plan(task.fairness_plan)
     requests = requests.order_by().filter(NOT_STOPPED, task=task)
     start, query = now - dt.timedelta(days=days), {"task": task.name, "status": "finished"}
