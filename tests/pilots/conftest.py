@@ -73,7 +73,7 @@ def task(people: Any, release: Any) -> Any:
     return activate_task(user=people.approver, task=task)
 
 
-def item_line(number: int, **body: Any) -> dict[str, Any]:
+def request_line(number: int, **body: Any) -> dict[str, Any]:
     return {
         "custom_id": f"item-{number}",
         "method": "POST",
@@ -85,6 +85,12 @@ def item_line(number: int, **body: Any) -> dict[str, Any]:
             **body,
         },
     }
+
+
+@pytest.fixture
+def item_line() -> Callable[..., dict[str, Any]]:
+    """A good line of a file of items; further arguments change or add parameters of the body."""
+    return request_line
 
 
 @pytest.fixture
@@ -133,7 +139,7 @@ def make_pilot(people: Any, task: Any, upload: Callable[..., Any], card: Any) ->
         values: dict[str, Any] = {
             "user": people.pilot_manager,
             "task": task,
-            "items_file": upload([item_line(number) for number in range(1, items + 3)]),
+            "items_file": upload([request_line(number) for number in range(1, items + 3)]),
             "name": name,
             "title": "Shop pilot",
             "sample_items": items,

@@ -50,7 +50,7 @@ def time_chart(figures: Returns) -> str:
     """Seconds of either way for the same items."""
     assert figures.baseline is not None and figures.trial is not None
     values = [float(figures.baseline.seconds), float(figures.trial.seconds)]
-    with _drawing(3.35, 1.55) as (figure, axes):
+    with _drawing(3.35, 1.25) as (figure, axes):
         bars = axes.barh(_ways(), values, color=[BASELINE, TRIAL], height=0.55)
         axes.bar_label(bars, labels=[f"{significant(value)} s" for value in values], padding=4, color=INK, fontsize=8)
         axes.set_xlim(0, max(values) * 1.28)
@@ -63,7 +63,7 @@ def time_chart(figures: Returns) -> str:
 def quality_chart(figures: Returns) -> str:
     """Valid rates of either way, with their intervals."""
     assert figures.baseline is not None and figures.trial is not None
-    with _drawing(3.35, 1.55) as (figure, axes):
+    with _drawing(3.35, 1.25) as (figure, axes):
         for row, (way, colour) in enumerate([(figures.baseline, BASELINE), (figures.trial, TRIAL)]):
             if way.valid_rate is None or way.valid_rate_low is None or way.valid_rate_high is None:
                 continue
@@ -99,6 +99,8 @@ def tornado_chart(rows: Sequence[SensitivityRow], base: Decimal, currency: str) 
         span = max(abs(value - centre) for value in (*lows, *highs)) or 1.0
         for place, row in enumerate(rows):
             for value, end in ((float(row.npv_at_low), row.low), (float(row.npv_at_high), row.high)):
+                if value == centre:
+                    continue  # it cannot move that way
                 left = value < centre
                 axes.annotate(
                     significant(end),

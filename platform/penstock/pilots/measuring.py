@@ -127,9 +127,10 @@ def _measure(run_id: int, fence: int, load: Loader) -> None:
 def _write(
     run_id: int, fence: int, custom_id: str, admitted: Admitted, generated: Generated, started_at: dt.datetime
 ) -> None:
+    text = generated.text.replace("\x00", "\ufffd")  # PostgreSQL's text takes no U+0000; the trial's is replaced too
     contract = contract_of(admitted.task.pk, admitted.task.version)
     outcome = assess(
-        text=generated.text,
+        text=text,
         finish_reason=generated.finish_reason,
         error=False,
         contract=contract,
@@ -148,8 +149,8 @@ def _write(
             output_tokens=generated.output_tokens,
             ttft_seconds=generated.ttft_seconds,
             duration_seconds=generated.duration_seconds,
-            output_text=generated.text,
-            output_digest=hashlib.sha256(generated.text.encode()).hexdigest(),
+            output_text=text,
+            output_digest=hashlib.sha256(text.encode()).hexdigest(),
             valid=outcome.valid,
             violations=list(outcome.violations),
         )
@@ -159,9 +160,10 @@ def _write(
 def _complete(run_id: int, fence: int) -> None:
     run = _hold(run_id, fence)
     items = list(run.items.order_by("pk"))
-    run.method["engine_requests_running_after"] = _running_requests()
+    running_after = _running_requests()
+    run.method["engine_requests_running_after"] = running_after
     spans = [(item.started_at, item.finished_at) for item in items]
-    run.method["work_meanwhile"] = work_meanwhile(spans, besides_run=run.pk)
+    run.method["work_meanwhile"] = work_meanwhile(spans, besides_run=run.pk) + running_after
     run.method["items_digest"] = items_digest(items)
     run.method["interruptions"] = fence - 1
     run.status = BaselineRun.Status.COMPLETED
@@ -216,12 +218,12 @@ def work_meanwhile(
 ) -> int:
     """How many requests and baseline items, on whatever host of the installation, ran in part within one of the spans.
 
-    What belongs to the batch or the baseline run that is being looked at is left out.
+    A request tells when it ran once it has finished, so what still runs is not among them. What belongs to the batch
+    or the baseline run that is being looked at is left out.
     """
     requests_overlap = items_overlap = Q(pk__in=[])
     for start, end in spans:
-        still_running = Q(status=Request.Status.LEASED, started_at__isnull=False)
-        requests_overlap |= Q(started_at__lt=end) & (Q(finished_at__gt=start) | still_running)
+        requests_overlap |= Q(started_at__lt=end, finished_at__gt=start)
         items_overlap |= Q(started_at__lt=end, finished_at__gt=start)
     requests = Request.objects.filter(requests_overlap)
     if besides_batch is not None:

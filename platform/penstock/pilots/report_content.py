@@ -13,7 +13,7 @@ from governance.ledger.selectors import entries, latest_checkpoint
 from penstock.pilots import charts, wording
 from penstock.pilots.models import BaselineRun, Pilot
 from penstock.pilots.returns import Returns, Way, returns
-from penstock.pilots.selectors import measured_run
+from penstock.pilots.selectors import measured_run, trial_is_measured
 from penstock.pilots.wording import money, percent, significant
 
 Row = list[str]
@@ -88,8 +88,10 @@ def _scope(pilot: Pilot, run: BaselineRun | None) -> list[Row]:
     until = pilot.starts_on + dt.timedelta(days=pilot.trial_days)
     rows = [
         [_("Purpose of the task"), pilot.task.purpose],
-        [_("Latency class"), str(pilot.task.get_latency_class_display())],
-        [_("Risk tier"), str(pilot.task.get_risk_tier_display())],
+        [
+            _("Latency class, risk tier"),
+            f"{pilot.task.get_latency_class_display()} · {pilot.task.get_risk_tier_display()}",
+        ],
         [
             _("Items"),
             ngettext("the first %(n)d of %(file)s", "the first %(n)d of %(file)s", pilot.sample_items)
@@ -165,7 +167,7 @@ def _comparison(figures: Returns) -> dict[str, Any]:
             ratio("machine_hours_per_month"),
         ),
         row(
-            _("Hosts that takes, day and night"),
+            _("Hosts needed, running day and night"),
             lambda way: "–" if way.hosts_needed is None else f"{way.hosts_needed:,}",
         ),
         row(
@@ -338,9 +340,9 @@ def _evidence(pilot: Pilot, run: BaselineRun | None) -> dict[str, Any]:
     return {
         "heading": _("Evidence"),
         "lead": _(
-            "The digests are SHA-256. The ledger is append-only; its signed head covers every entry before it. "
-            "%(n)d finished requests of the trial have their entry. `penstock evidence export` writes them with a "
-            "verifier that needs no network."
+            "The digests are SHA-256. The ledger is append-only; its signed head covers every entry before it. %(n)d "
+            "finished requests of the trial have their entry. The command penstock evidence export writes them with "
+            "a verifier that needs no network."
         )
         % {"n": recorded},
         "head": [_("What"), _("Which"), _("Digest")],
@@ -373,7 +375,7 @@ def _decision(pilot: Pilot) -> dict[str, Any]:
 def _status(pilot: Pilot) -> str:
     if pilot.status == Pilot.Status.DECIDED:
         return str(pilot.get_decision_display())
-    return str(pilot.get_status_display())
+    return _("Measured, not decided") if trial_is_measured(pilot) else str(pilot.get_status_display())
 
 
 def _input_digest(pilot: Pilot) -> str:
@@ -391,11 +393,15 @@ def _difference(figures: Returns) -> str:
     quality = figures.quality
     if quality is None or quality.difference is None or quality.low is None or quality.high is None:
         return ""
-    return " " + _("Difference %(points)+.1f percentage points (95 %% interval %(low)+.1f to %(high)+.1f).") % {
-        "points": quality.difference * 100,
-        "low": quality.low * 100,
-        "high": quality.high * 100,
+    return " " + _("Difference %(points)s percentage points (95 %% interval %(low)s to %(high)s).") % {
+        "points": _points(quality.difference),
+        "low": _points(quality.low),
+        "high": _points(quality.high),
     }
+
+
+def _points(share: float) -> str:
+    return f"{share * 100:+.1f}"
 
 
 def _interval(low: float | None, high: float | None, show: Callable[[float], str]) -> str:

@@ -66,7 +66,7 @@ def how(pilot: Pilot, run: BaselineRun | None, *, pairs: int) -> dict[str, str]:
         ),
         "cost_per_item": _(
             "Seconds of the way times the cost of a second of the host, by the items with an output. A second costs "
-            "the hardware's price over its years and share of hours in use, plus its power: rate card “%(card)s”. "
+            "the hardware's price over its years and share of hours in use, plus its power (rate card: %(card)s). "
             "The same for both ways. The page of a batch counts busy seconds alone and can show less."
         ),
         "cost_per_valid_item": _(
@@ -103,7 +103,8 @@ def how(pilot: Pilot, run: BaselineRun | None, *, pairs: int) -> dict[str, str]:
         ),
         "sensitivity": _(
             "Net present value over 12 months with one assumption at half, and at one and a half times, its value, "
-            "the others held; and with the throughput multiple at either end of its interval."
+            "the others held; and with the throughput multiple at either end of its interval. What makes a second of "
+            "the host dearer makes the same time saved worth more."
         ),
     }
     return {figure: text % values for figure, text in texts.items()}
