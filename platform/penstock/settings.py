@@ -204,6 +204,13 @@ SPECTACULAR_SETTINGS = {
     "SERVE_INCLUDE_SCHEMA": False,
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "ENUM_NAME_OVERRIDES": {
+        "TaskStatus": "penstock.registry.models.Task.Status",
+        "ReleaseStatus": "penstock.registry.models.ModelRelease.Status",
+        "BatchStatus": "penstock.serving.models.Batch.Status",
+        "RequestStatus": "penstock.serving.models.Request.Status",
+        "PilotStatus": "penstock.pilots.models.Pilot.Status",
+    },
 }
 
 LEDGER_KEY_DIR = KEYS_DIR / "ledger"
