@@ -201,6 +201,7 @@ SPECTACULAR_SETTINGS = {
     "TITLE": "Penstock API",
     "VERSION": "1",
     "DESCRIPTION": "Tasks, model releases, batches, requests, measurements and evidence.",
+    "OAS_VERSION": "3.1.1",
     "SERVE_INCLUDE_SCHEMA": False,
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
