@@ -10,7 +10,7 @@ from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 
-from penstock.dashboard.forms.base import ConfirmForm, HouseForm
+from penstock.dashboard.forms.base import ConfirmForm, HouseForm, add_service_errors
 from penstock.registry.transitions import TransitionError
 from penstock.serving.rejection import Rejected
 
@@ -63,19 +63,11 @@ REFUSALS = (ValidationError, TransitionError, Rejected)
 def refuse(form: forms.BaseForm, error: Exception) -> None:
     """Puts a service's refusal beside the form's field it is about, or above the form."""
     if isinstance(error, ValidationError):
-        if isinstance(form, HouseForm):
-            form.add_service_errors(error)
-        else:
-            for name, problems in (
-                error.message_dict if hasattr(error, "error_dict") else {"": error.messages}
-            ).items():
-                for problem in problems:
-                    form.add_error(name if name in form.fields else None, problem)
+        add_service_errors(form, error)
     elif isinstance(error, Rejected):
-        problems = [error, *error.further]
-        for problem in problems:
-            param = problem.param or ""
+        for refusal in (error, *error.further):
+            param = refusal.param or ""
             name = form.service_fields.get(param, param) if isinstance(form, HouseForm) else param
-            form.add_error(name if name in form.fields else None, str(problem))
+            form.add_error(name if name in form.fields else None, str(refusal))
     else:
         form.add_error(None, str(error))

@@ -1,5 +1,6 @@
 """Charts as plain data: a Plotly figure, and the same numbers as a table.
 
+Colours mean the same on every page: blue throughput, purple money, green what went well, orange what failed.
 A figure names colours by the style sheet's custom properties ("@series-1"); `dashboard.js` puts in what they come to.
 Plotly itself is never imported here: the browser draws.
 """
@@ -89,7 +90,7 @@ def cost(points: Sequence[TimelinePoint]) -> Chart | None:
                     "mode": "lines",
                     "x": [0.0, *[round((point.end - start).total_seconds(), 3) for point in known]],
                     "y": [0.0, *[float(point.cost_so_far or 0) for point in known]],
-                    "line": {"color": "@series-2", "width": 2, "shape": "hv"},
+                    "line": {"color": "@series-4", "width": 2, "shape": "hv"},
                     "hovertemplate": "%{y:.4~f} " + currency + "<extra></extra>",
                 }
             ],
@@ -145,7 +146,7 @@ def daily_cost(days: Sequence[Day]) -> Chart | None:
         figure=bars(
             [day.date for day in days],
             [float(day.cost or 0) for day in days],
-            colour="@series-2",
+            colour="@series-4",
             unit=currency,
             hover="%{y:.4~f} " + currency,
         ),
@@ -199,15 +200,15 @@ def fairness(report: FairnessReport, *, outcome: str) -> Chart | None:
     symbols = {Verdict.PASS: "circle", Verdict.FAIL: "x", Verdict.INSUFFICIENT: "circle-open"}
     rates = [(group.favourable.rate or 0.0) * 100 for group in groups]
     intervals = [group.favourable.interval for group in groups]
+    spans = list(zip(intervals, rates, strict=True))
     shapes = []
     annotations = []
     reference = next((group for group in groups if group.group == report.reference), None)
     if reference is not None and reference.favourable.rate:
         limit = float(report.thresholds.min_ratio) * reference.favourable.rate * 100
         line = {"color": "@ink-soft", "width": 1.5, "dash": "dash"}
-        shapes.append(
-            {"type": "line", "xref": "x", "yref": "paper", "x0": limit, "x1": limit, "y0": 0, "y1": 1, "line": line}
-        )
+        ends = {"x0": limit, "x1": limit, "y0": 0, "y1": 1}
+        shapes.append({"type": "line", "xref": "x", "yref": "paper", **ends, "line": line})
         annotations.append(
             {
                 "x": limit,
@@ -234,12 +235,8 @@ def fairness(report: FairnessReport, *, outcome: str) -> Chart | None:
                     "error_x": {
                         "type": "data",
                         "symmetric": False,
-                        "array": [
-                            (at.high * 100 - rate) if at else 0 for at, rate in zip(intervals, rates, strict=True)
-                        ],
-                        "arrayminus": [
-                            (rate - at.low * 100) if at else 0 for at, rate in zip(intervals, rates, strict=True)
-                        ],
+                        "array": [at.high * 100 - rate if at else 0 for at, rate in spans],
+                        "arrayminus": [rate - at.low * 100 if at else 0 for at, rate in spans],
                         "color": "@ink-soft",
                         "thickness": 1.5,
                         "width": 7,
@@ -284,7 +281,7 @@ def sensitivity(returns: Returns) -> Chart | None:
     base = float(returns.npv_12_months)
     names = [row.label for row in rows]
 
-    def side(values: Sequence[float], name: str, colour: str, pattern: str) -> dict[str, Any]:
+    def side(values: Sequence[float], name: str, colour: str) -> dict[str, Any]:
         return {
             "type": "bar",
             "orientation": "h",
@@ -292,7 +289,7 @@ def sensitivity(returns: Returns) -> Chart | None:
             "y": names,
             "x": [value - base for value in values],
             "base": base,
-            "marker": {"color": colour, "pattern": {"shape": pattern, "fgcolor": "@sheet", "size": 5}},
+            "marker": {"color": colour},
             "hovertemplate": "%{y}<extra>" + name + "</extra>",
         }
 
@@ -304,8 +301,8 @@ def sensitivity(returns: Returns) -> Chart | None:
         % {"currency": currency},
         figure={
             "data": [
-                side([float(row.npv_at_low) for row in rows], _("assumption low"), "@series-2", "/"),
-                side([float(row.npv_at_high) for row in rows], _("assumption high"), "@series-1", ""),
+                side([float(row.npv_at_low) for row in rows], _("assumption low"), "@series-4/0.45"),
+                side([float(row.npv_at_high) for row in rows], _("assumption high"), "@series-4"),
             ],
             "layout": {
                 "barmode": "overlay",

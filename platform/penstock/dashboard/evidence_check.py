@@ -1,7 +1,7 @@
 """Verifies the evidence of some requests again, now, against the ledger as it is stored, and says what was checked.
 
-It trusts nothing that was checked before: leaves are hashed again, each one's inclusion is proved up to the signed head,
-the head's signature is verified, and the request rows are held against what their leaves say.
+It trusts nothing that was checked before: leaves are hashed again, each one's inclusion is proved up to the signed
+head, the head's signature is verified, and the request rows are held against what their leaves say.
 """
 
 import json

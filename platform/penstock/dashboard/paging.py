@@ -16,7 +16,7 @@ ROWS = 50
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[M]):
-    """Up to `ROWS` rows; `older` and `newest` are query strings with the filters kept, empty where there is no such page."""
+    """Up to `ROWS` rows; `older` and `newest` are query strings with the filters kept, empty without such a page."""
 
     rows: list[M]
     older: str
@@ -27,7 +27,7 @@ class Page(Generic[M]):
 
 
 def page_of(request: HttpRequest, rows: QuerySet[M], *, size: int = ROWS) -> Page[M]:
-    """The page that `?before=` names, of rows ordered by created_at and id, newest first. A broken cursor gives the first."""
+    """The page that `?before=` names, newest first by created_at and id. A broken cursor gives the first page."""
     filters = [(key, value) for key, values in request.GET.lists() for value in values if key != "before" and value]
     position = _decoded(request.GET.get("before", ""))
     rows = rows.order_by("-created_at", "-pk")

@@ -1,6 +1,9 @@
 """Every page. All but signing in and the theme are for people who are signed in."""
 
+from collections.abc import Callable
+
 from django.contrib.auth.decorators import login_required
+from django.http.response import HttpResponseBase
 from django.urls import URLPattern, URLResolver, path
 
 from penstock.dashboard.views import (
@@ -25,7 +28,7 @@ OPEN: list[URLPattern | URLResolver] = [
     path("theme/", frame.theme, name="theme"),
 ]
 
-PAGES = {
+PAGES: dict[str, tuple[str, Callable[..., HttpResponseBase]]] = {
     "overview": ("", overview.index),
     "tasks": ("tasks/", tasks.index),
     "task-new": ("new/task/", tasks.create),
@@ -44,7 +47,7 @@ PAGES = {
     "batch-cancel": ("batches/<str:batch_id>/cancel/", batches.cancel),
     "batch-verify": ("batches/<str:batch_id>/verify/", batches.verify),
     "batch-export": ("batches/<str:batch_id>/evidence/", batches.export),
-    "file": ("files/<str:file_id>/", batches.download),
+    "file": ("files/<str:file_id>/", batches.file_content),
     "requests": ("requests/", requests.index),
     "request": ("requests/<str:request_id>/", requests.detail),
     "request-verify": ("requests/<str:request_id>/verify/", requests.verify),

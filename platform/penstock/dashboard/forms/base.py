@@ -8,7 +8,7 @@ from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 
 
 class HouseForm(forms.Form):
-    """Errors of a service go beside the field that `service_fields` names for them, or above the form."""
+    """`service_fields` says which field an error belongs to that a service calls otherwise."""
 
     service_fields: Mapping[str, str] = {}
 
@@ -16,15 +16,21 @@ class HouseForm(forms.Form):
         kwargs.setdefault("label_suffix", "")
         super().__init__(*args, **kwargs)
 
-    def add_service_errors(self, error: ValidationError) -> None:
-        by_field = error.message_dict if hasattr(error, "error_dict") else {NON_FIELD_ERRORS: error.messages}
-        for name, problems in by_field.items():
-            field = self.service_fields.get(name, name)
-            for problem in problems:
-                if field in self.fields:
-                    self.add_error(field, problem)
-                else:
-                    self.add_error(None, problem if name == NON_FIELD_ERRORS else f"{name}: {problem}")
+    def field_for(self, name: str, problem: str) -> tuple[str, str]:
+        """The field that a service's error on `name` belongs to, and the error as it reads there."""
+        return self.service_fields.get(name, name), problem
+
+
+def add_service_errors(form: forms.BaseForm, error: ValidationError) -> None:
+    """Puts each error beside its field; above the form, with the name in front, what has no field here."""
+    by_field = error.message_dict if hasattr(error, "error_dict") else {NON_FIELD_ERRORS: error.messages}
+    for name, problems in by_field.items():
+        for problem in problems:
+            field, text = form.field_for(name, problem) if isinstance(form, HouseForm) else (name, problem)
+            if field in form.fields:
+                form.add_error(field, text)
+            else:
+                form.add_error(None, text if name == NON_FIELD_ERRORS else f"{name}: {text}")
 
 
 class ReasonForm(HouseForm):

@@ -61,6 +61,11 @@ def assumptions_of(pilot: Pilot) -> dict[str, Any]:
     return {**{name: getattr(pilot, name) for name in names}, "discount_percent": round(pilot.discount_rate * 100, 2)}
 
 
+class FileChoice(forms.ModelChoiceField[File]):
+    def label_from_instance(self, obj: File) -> str:
+        return f"{obj.filename} · {obj.created_at:%Y-%m-%d %H:%M}"
+
+
 class PilotForm(AssumptionsForm):
     """A new pilot: a task and the items that run both ways."""
 
@@ -68,7 +73,7 @@ class PilotForm(AssumptionsForm):
         label=_("Name"), max_length=80, help_text=_("Lower-case letters, digits and hyphens; it stays.")
     )
     task = forms.ModelChoiceField(Task.objects.none(), label=_("Task"), empty_label=None, to_field_name="name")
-    items_file = forms.ModelChoiceField(
+    items_file = FileChoice(
         File.objects.none(),
         label=_("Items: a file stored already"),
         required=False,
@@ -94,7 +99,6 @@ class PilotForm(AssumptionsForm):
         task.queryset = tasks_visible_to(user).filter(status=Task.Status.ACTIVE, team__in=teams, unassigned=False)
         recent = files_visible_to(user).filter(purpose=File.Purpose.BATCH, team__in=teams, deleted_at=None)
         file.queryset = File.objects.filter(pk__in=list(recent.values_list("pk", flat=True)[:LISTED_FILES]))
-        file.label_from_instance = lambda row: f"{row.filename} · {row.created_at:%Y-%m-%d %H:%M}"  # type: ignore[method-assign]
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or self.cleaned_data

@@ -22,7 +22,8 @@ class RateCardForm(forms.ModelForm[RateCard]):
         fields = FIELDS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, label_suffix="", **kwargs)
+        kwargs.setdefault("label_suffix", "")
+        super().__init__(*args, **kwargs)
         self.fields["hardware_price"].help_text = _("What the host cost, new, in the currency above.")
         self.fields["power_watts"].help_text = _("Measured at the wall while a batch runs, if you can.")
         self.fields["electricity_price_per_kwh"].help_text = _("In the currency above.")

@@ -1,12 +1,13 @@
 """The form of a task: what it is for, what it runs on, what its outputs must be and which objectives it has."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django import forms
-from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
-from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
 from penstock.accounts.access import has_role, teams_of
@@ -15,21 +16,40 @@ from penstock.dashboard.forms.base import HouseForm
 from penstock.registry.contracts import UNITS, Metric
 from penstock.registry.models import LatencyClass, ModelRelease, RiskTier, Task
 
-OBJECTIVES: Mapping[Metric, tuple[Promise, Promise]] = {
-    "ttft_p95_seconds": (_("Time to first token, 95th percentile, at most"), _("seconds")),
-    "duration_p95_seconds": (_("Duration, 95th percentile, at most"), _("seconds")),
-    "deadline_met_rate": (_("Deadline met, at least"), _("% of requests")),
-    "error_rate": (_("Errors, at most"), _("% of requests")),
-    "valid_rate": (_("Valid outputs, at least"), _("% of assessed outputs")),
-    "output_tokens_per_second": (_("Throughput, at least"), _("output tokens per second")),
-    "cost_per_1k_output_tokens": (_("Cost per 1,000 output tokens, at most"), _("in the rate card's currency")),
-}
+if TYPE_CHECKING:
+    from django.utils.functional import _StrPromise
+
 PERCENT = Decimal(100)
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How an objective is called on pages, and asked for in the form."""
+
+    name: str | _StrPromise
+    label: str | _StrPromise
+    unit: str | _StrPromise
+
+
+OBJECTIVES: Mapping[Metric, Target] = {
+    "ttft_p95_seconds": Target(
+        _("Time to first token, p95"), _("Time to first token, 95th percentile, at most"), _("seconds")
+    ),
+    "duration_p95_seconds": Target(_("Duration, p95"), _("Duration, 95th percentile, at most"), _("seconds")),
+    "deadline_met_rate": Target(_("Deadline met"), _("Deadline met, at least"), _("% of requests")),
+    "error_rate": Target(_("Errors"), _("Errors, at most"), _("% of requests")),
+    "valid_rate": Target(_("Valid outputs"), _("Valid outputs, at least"), _("% of assessed outputs")),
+    "output_tokens_per_second": Target(_("Throughput"), _("Throughput, at least"), _("output tokens per second")),
+    "cost_per_1k_output_tokens": Target(
+        _("Cost per 1,000 output tokens"),
+        _("Cost per 1,000 output tokens, at most"),
+        _("in the rate card's currency"),
+    ),
+}
+
+
 def objective_label(metric: str) -> str:
-    found = OBJECTIVES.get(metric)  # type: ignore[call-overload]
-    return str(found[0]) if found else metric
+    return next((str(target.name) for known, target in OBJECTIVES.items() if known == metric), metric)
 
 
 class TaskForm(HouseForm):
@@ -93,6 +113,13 @@ class TaskForm(HouseForm):
         max_value=99,
         help_text=_("Share of four-word sequences that repeat earlier ones."),
     )
+    contract_copy_limit = forms.DecimalField(
+        label=_("Copied from the prompt, at most %"),
+        required=False,
+        min_value=0,
+        max_value=99,
+        help_text=_("Share of the output that recites the prompt."),
+    )
     contract_must_be_json = forms.BooleanField(label=_("Must be one JSON text"), required=False)
     contract_allow_refusal = forms.BooleanField(label=_("A refusal can be right"), required=False)
     contract_forbidden_phrases = forms.CharField(
@@ -140,16 +167,17 @@ class TaskForm(HouseForm):
             releases = releases | ModelRelease.objects.filter(pk=task.model_release_id)
             del self.fields["team"], self.fields["name"]
         self._choices("model_release").queryset = releases
-        for metric, (label, unit) in OBJECTIVES.items():
-            name = field_of(metric)
-            self.fields[name] = forms.DecimalField(label=label, required=False, min_value=0, help_text=unit)
+        for metric, target in OBJECTIVES.items():
+            self.fields[field_of(metric)] = forms.DecimalField(
+                label=target.label, required=False, min_value=0, help_text=target.unit
+            )
 
     def _choices(self, name: str) -> Any:
         return self.fields[name]
 
-    def sections(self) -> list[tuple[Promise, Promise | str, list[forms.BoundField]]]:
+    def sections(self) -> list[tuple[str | _StrPromise, str | _StrPromise, list[forms.BoundField]]]:
         """The form's parts with their headings, in the order of the page."""
-        parts: list[tuple[Promise, Promise | str, Iterable[str]]] = [
+        parts: list[tuple[str | _StrPromise, str | _StrPromise, Iterable[str]]] = [
             (_("What it is"), "", ("team", "name", "title", "purpose", "owner")),
             (_("What it runs on"), "", ("latency_class", "risk_tier", "model_release", "max_output_tokens")),
             (_("Prompt"), "", ("system_prompt", "prompt_template")),
@@ -189,12 +217,13 @@ class TaskForm(HouseForm):
 
     def _contract(self) -> dict[str, Any]:
         data = self.cleaned_data
-        limit = data["contract_repetition_limit"]
-        contract = {
+        contract: dict[str, Any] = dict(self.task.output_contract) if self.task is not None else {}
+        contract |= {
             "language_from": data["contract_language_from"] or None,
             "min_characters": data["contract_min_characters"],
             "max_characters": data["contract_max_characters"],
-            "repetition_limit": None if limit is None else float(limit / PERCENT),
+            "repetition_limit": share_of(data["contract_repetition_limit"]),
+            "copy_limit": share_of(data["contract_copy_limit"]),
             "must_be_json": data["contract_must_be_json"] or None,
             "allow_refusal": data["contract_allow_refusal"] or None,
             "forbidden_phrases": [line for line in data["contract_forbidden_phrases"].splitlines() if line.strip()],
@@ -215,26 +244,19 @@ class TaskForm(HouseForm):
             objectives.append(objective)
         return objectives
 
-    def add_service_errors(self, error: ValidationError) -> None:
-        """Objectives and the contract are lists and objects for the service, and fields of their own here."""
-        if not hasattr(error, "error_dict"):
-            super().add_service_errors(error)
-            return
-        given = [metric for metric in OBJECTIVES if self.cleaned_data.get(field_of(metric)) is not None]
-        for name, problems in error.message_dict.items():
-            for problem in problems:
-                place, separator, text = problem.partition(": ")
-                head = place.split(".")[0]
-                target: str | None = name
-                if name == "objectives" and separator and head.isdecimal() and int(head) < len(given):
-                    target, problem = field_of(given[int(head)]), text
-                elif name == "output_contract" and separator and f"contract_{head}" in self.fields:
-                    target, problem = f"contract_{head}", text
-                elif name == "fairness_plan":
-                    target = "fairness_group"
-                if target not in self.fields or name == NON_FIELD_ERRORS:
-                    target = None
-                self.add_error(target, problem)
+    def field_for(self, name: str, problem: str) -> tuple[str, str]:
+        """Objectives and the contract are a list and an object for the service, and fields of their own here."""
+        place, separator, text = problem.partition(": ")
+        head = place.split(".")[0]
+        if name == "objectives" and separator and head.isdecimal():
+            given = [metric for metric in OBJECTIVES if self.cleaned_data.get(field_of(metric)) is not None]
+            if int(head) < len(given):
+                return field_of(given[int(head)]), text
+        if name == "output_contract" and separator:
+            return f"contract_{head}", text
+        if name == "fairness_plan":
+            return "fairness_group", problem
+        return super().field_for(name, problem)
 
 
 def field_of(metric: str) -> str:
@@ -244,7 +266,6 @@ def field_of(metric: str) -> str:
 def initial_of(task: Task) -> dict[str, Any]:
     """The form's first values for a task."""
     contract = task.output_contract
-    limit = contract.get("repetition_limit")
     values: dict[str, Any] = {
         name: getattr(task, name)
         for name in (
@@ -262,7 +283,9 @@ def initial_of(task: Task) -> dict[str, Any]:
     }
     values |= {"owner": task.owner_id, "model_release": task.model_release_id}
     values |= {f"contract_{key}": value for key, value in contract.items()}
-    values["contract_repetition_limit"] = None if limit is None else plain(Decimal(str(limit)) * PERCENT)
+    for name in ("repetition_limit", "copy_limit"):
+        if contract.get(name) is not None:
+            values[f"contract_{name}"] = plain(Decimal(str(contract[name])) * PERCENT)
     values["contract_forbidden_phrases"] = "\n".join(contract.get("forbidden_phrases", []))
     values["fairness_group"] = task.fairness_plan.get("group", "")
     for objective in task.objectives:
@@ -271,6 +294,10 @@ def initial_of(task: Task) -> dict[str, Any]:
             target *= PERCENT
         values[field_of(objective["metric"])] = plain(target)
     return values
+
+
+def share_of(percent: Decimal | None) -> float | None:
+    return None if percent is None else float(percent / PERCENT)
 
 
 def plain(value: Decimal) -> str:

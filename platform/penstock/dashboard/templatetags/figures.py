@@ -17,6 +17,8 @@ from django.utils.translation import ngettext
 register = template.Library()
 
 Number = int | float | Decimal
+# A template gives "" for a lookup that failed on its way, such as the cost of a request without usage.
+Given = Number | str | None
 
 
 def significant(value: Number, digits: int = 3) -> str:
@@ -45,31 +47,35 @@ def with_unit(text: str, unit: str) -> SafeString:
 
 
 @register.filter
-def integer(value: Number | None) -> SafeString:
+def integer(value: Given) -> SafeString:
     """1234567 as 1,234,567."""
-    return nothing() if value is None else format_html('<span class="figure">{}</span>', f"{int(value):,}")
+    return (
+        nothing()
+        if value is None or isinstance(value, str)
+        else format_html('<span class="figure">{}</span>', f"{int(value):,}")
+    )
 
 
 @register.filter
-def number(value: Number | None, unit: str = "") -> SafeString:
+def number(value: Given, unit: str = "") -> SafeString:
     """Three significant digits, with a unit if given."""
-    if value is None:
+    if value is None or isinstance(value, str):
         return nothing()
     if unit:
-        return with_unit(significant(value), unit)
-    return format_html('<span class="figure">{}</span>', significant(value))
+        return with_unit(minus(significant(value)), unit)
+    return format_html('<span class="figure">{}</span>', minus(significant(value)))
 
 
 @register.filter
-def rate(value: Number | None, unit: str = "tok/s") -> SafeString:
+def rate(value: Given, unit: str = "tok/s") -> SafeString:
     """A rate over time, by default output tokens per second."""
     return number(value, unit)
 
 
 @register.filter
-def duration(value: Number | dt.timedelta | None) -> SafeString:
+def duration(value: Given | dt.timedelta) -> SafeString:
     """Seconds, in the unit that suits: 0.42 s as 420 ms, 75 as 1 min 15 s, 7500 as 2 h 5 min."""
-    if value is None:
+    if value is None or isinstance(value, str):
         return nothing()
     seconds = value.total_seconds() if isinstance(value, dt.timedelta) else float(value)
     if seconds == 0:
@@ -90,9 +96,9 @@ def duration(value: Number | dt.timedelta | None) -> SafeString:
 
 
 @register.filter
-def filesize(value: Number | None) -> SafeString:
+def filesize(value: Given) -> SafeString:
     """Bytes, in decimal multiples as disks are sold: 90.6 MB."""
-    if value is None:
+    if value is None or isinstance(value, str):
         return nothing()
     size = float(value)
     if size < 1000:
@@ -105,44 +111,61 @@ def filesize(value: Number | None) -> SafeString:
 
 
 @register.filter
-def money(value: Number | None, currency: str = "") -> SafeString:
+def money(value: Given, currency: str = "") -> SafeString:
     """An amount with its currency; small amounts keep three significant digits, since an item costs little."""
-    if value is None:
+    if value is None or isinstance(value, str):
         return nothing()
     amount = Decimal(str(value))
-    text = f"{amount:,.2f}" if abs(amount) >= 1 or amount == 0 else significant(amount)
+    text = minus(f"{amount:,.2f}" if abs(amount) >= 1 or amount == 0 else significant(amount))
     return with_unit(text, currency) if currency else format_html('<span class="figure">{}</span>', text)
 
 
 @register.filter
-def percent(value: Number | None) -> SafeString:
+def percent(value: Given) -> SafeString:
     """A share between 0 and 1 as a percentage with one decimal, or none where it is whole."""
-    return nothing() if value is None else format_html('<span class="figure">{}</span>', percentage(value))
+    return (
+        nothing()
+        if value is None or isinstance(value, str)
+        else format_html('<span class="figure">{}</span>', percentage(value))
+    )
 
 
 def percentage(value: Number) -> str:
-    text = f"{float(value) * 100:.1f}"
-    return f"{text.removesuffix('.0')}%"
+    text = f"{float(value) * 100:.1f}".removesuffix(".0")
+    return minus(f"{'0' if text == '-0' else text}%")
+
+
+def minus(text: str) -> str:
+    """A minus sign that is as wide as a plus sign, instead of a hyphen."""
+    return text.replace("-", "\N{MINUS SIGN}", 1) if text.startswith("-") else text
 
 
 @register.simple_tag
-def interval(low: Number | None, high: Number | None) -> SafeString:
+def interval(low: Given, high: Given) -> SafeString:
     """A confidence interval of a share: (81.2–93.4%)."""
-    if low is None or high is None:
+    if low is None or high is None or isinstance(low, str) or isinstance(high, str):
         return nothing()
-    return format_html('<span class="interval">({}–{})</span>', percentage(low).removesuffix("%"), percentage(high))
+    # Beside a minus sign a dash would be read as another.
+    dash = _(" to ") if low < 0 else "–"
+    return format_html(
+        '<span class="interval">({}{}{})</span>', percentage(low).removesuffix("%"), dash, percentage(high)
+    )
 
 
 @register.filter
-def times(value: Number | None) -> SafeString:
+def times(value: Given) -> SafeString:
     """A multiple: 4.2×."""
-    return nothing() if value is None else format_html('<span class="figure">{}×</span>', significant(value))
+    return (
+        nothing()
+        if value is None or isinstance(value, str)
+        else format_html('<span class="figure">{}×</span>', significant(value))
+    )
 
 
 @register.filter
-def moment(value: dt.datetime | None) -> SafeString:
+def moment(value: dt.datetime | str | None) -> SafeString:
     """A time as 2026-11-30 14:05:09 UTC, machine-readable too."""
-    if value is None:
+    if value is None or isinstance(value, str):
         return nothing()
     utc = value.astimezone(dt.UTC)
     return format_html(
@@ -154,9 +177,9 @@ def moment(value: dt.datetime | None) -> SafeString:
 
 
 @register.filter
-def ago(value: dt.datetime | None) -> SafeString:
+def ago(value: dt.datetime | str | None) -> SafeString:
     """How long ago, in one unit, with the exact time as title."""
-    if value is None:
+    if value is None or isinstance(value, str):
         return nothing()
     seconds = (timezone.now() - value).total_seconds()
     utc = value.astimezone(dt.UTC)
@@ -199,8 +222,8 @@ def digest(value: str | None) -> SafeString:
 
 
 @register.filter
-def day(value: dt.date | None) -> str | SafeString:
-    return nothing() if value is None else formats.date_format(value, "Y-m-d")
+def day(value: dt.date | str | None) -> str | SafeString:
+    return nothing() if value is None or isinstance(value, str) else formats.date_format(value, "Y-m-d")
 
 
 @register.filter

@@ -1,13 +1,11 @@
 """Batches: the list, starting one, one batch while it runs and after, its evidence."""
 
 import datetime as dt
-import tempfile
-from pathlib import Path
 
 from django.contrib import messages
 from django.db import transaction
 from django.db.models import QuerySet
-from django.http import FileResponse, Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
@@ -22,6 +20,8 @@ from penstock.accounts.access import has_role
 from penstock.dashboard import charts
 from penstock.dashboard.access import viewer
 from penstock.dashboard.acts import REFUSALS, Act, confirm, refuse
+from penstock.dashboard.downloads import download
+from penstock.dashboard.evidence_bundle import bundle
 from penstock.dashboard.evidence_check import verify_requests
 from penstock.dashboard.forms.batches import BatchFilter, BatchForm
 from penstock.dashboard.history import history
@@ -33,7 +33,7 @@ from penstock.serving.models import Batch, Request
 from penstock.serving.selectors import Progress, batches_visible_to, files_visible_to, progress, requests_visible_to
 from penstock.serving.services import cancel_batch, create_batch, create_file
 from penstock.serving.services.batches import RUNNERS
-from penstock.telemetry.evidence import export_evidence
+from penstock.telemetry.evidence import EXPORTERS
 from penstock.telemetry.fairness import fairness_report
 from penstock.telemetry.summary import summarize, timeline
 
@@ -128,6 +128,7 @@ def detail(request: HttpRequest, batch_id: str) -> HttpResponse:
         "checkpoint": ledger.latest_checkpoint(),
         "key": ledger_key().verifier,
         "history": history(batch.pk),
+        "may_export": has_role(user, batch.team, *EXPORTERS),
         "may_cancel": batch.status in CANCELLABLE and has_role(user, batch.team, *RUNNERS),
     }
     return render(request, "dashboard/batches/detail.html", context)
@@ -227,9 +228,7 @@ def cancel(request: HttpRequest, batch_id: str) -> HttpResponse:
         Act(
             heading=_("Cancel this batch"),
             consequences=[
-                _(
-                    "%(n)d requests have not started and will not run. What is finished is kept, and its files are written."
-                )
+                _("%(n)d requests have not started and will not run. What is finished is kept and handed out.")
                 % {"n": now.queued}
             ],
             button=_("Cancel the batch"),
@@ -261,19 +260,15 @@ def export(request: HttpRequest, batch_id: str) -> HttpResponseBase:
     """The batch's evidence as a bundle that verifies offline."""
     user = viewer(request)
     batch = get_object_or_404(batches_visible_to(user), pk=batch_id)
-    with tempfile.TemporaryDirectory(prefix="penstock-evidence-") as folder:
-        destination = Path(folder) / f"evidence-{batch.pk}.zip"
-        export_evidence(user=user, destination=destination, batch=batch)
-        # The open file outlives its name.
-        return FileResponse(destination.open("rb"), as_attachment=True, filename=destination.name)
+    return bundle(user=user, filename=f"evidence-{batch.pk}.zip", batch=batch)
 
 
 @require_safe
-def download(request: HttpRequest, file_id: str) -> HttpResponseBase:
+def file_content(request: HttpRequest, file_id: str) -> HttpResponseBase:
     """A stored file's content, to people of its team."""
     file = get_object_or_404(files_visible_to(viewer(request)), pk=file_id)
     try:
         stream = open_blob(file.sha256)
     except BlobMissing as error:
         raise Http404 from error
-    return FileResponse(stream, as_attachment=True, filename=file.filename, content_type="application/jsonl")
+    return download(stream, filename=file.filename, size_bytes=file.size_bytes, content_type="application/jsonl")

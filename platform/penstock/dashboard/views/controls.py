@@ -82,6 +82,7 @@ def catalog(request: HttpRequest, catalog_id: str) -> HttpResponse:
                 "title": row.control.title.in_language(language),
                 "text": row.control.text.in_language(language),
                 "decision": decisions.get(row.control.id),
+                "next_question": next((text.in_language(language) for text in row.next_questions), ""),
             }
         )
     context = {

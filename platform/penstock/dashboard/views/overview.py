@@ -8,7 +8,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from governance.catalogs.loader import load_catalogs
-from governance.controls.coverage import coverage_of_all
+from governance.controls.coverage import CoverageSummary, coverage_of_all
 from governance.controls.coverage import summarize as count_controls
 from governance.ledger import selectors as ledger
 from penstock.accounts.access import has_role
@@ -23,8 +23,8 @@ from penstock.registry.models import ModelRelease, Task
 from penstock.registry.selectors import releases_visible_to, tasks_visible_to
 from penstock.serving.models import EngineHost, Request
 from penstock.serving.selectors import batches_visible_to, engine_hosts, is_alive, progress, requests_visible_to
-from penstock.telemetry.fairness import fairness_report
-from penstock.telemetry.objectives import judge
+from penstock.telemetry.fairness import FairnessReport, fairness_report
+from penstock.telemetry.objectives import ObjectiveResult, judge
 from penstock.telemetry.summary import daily, summarize
 
 WINDOW_DAYS = 30
@@ -63,7 +63,7 @@ def index(request: HttpRequest) -> HttpResponse:
     return render(request, "dashboard/overview.html", context)
 
 
-def objectives(user: User, tasks: list[Task], now: dt.datetime) -> list[tuple[Task, list[tuple[str, object]]]]:
+def objectives(user: User, tasks: list[Task], now: dt.datetime) -> list[tuple[Task, list[tuple[str, ObjectiveResult]]]]:
     since = now - dt.timedelta(days=WINDOW_DAYS)
     found = []
     for task in tasks:
@@ -75,7 +75,7 @@ def objectives(user: User, tasks: list[Task], now: dt.datetime) -> list[tuple[Ta
     return found
 
 
-def fairness(user: User, tasks: list[Task]) -> list[tuple[Task, object]]:
+def fairness(user: User, tasks: list[Task]) -> list[tuple[Task, FairnessReport]]:
     """Tasks whose groups differ more than their thresholds allow."""
     reports = ((task, fairness_report(user=user, task=task)) for task in tasks if task.fairness_plan)
     return [(task, report) for task, report in reports if report.failing]
@@ -86,7 +86,7 @@ def hosts() -> list[tuple[EngineHost, bool]]:
     return [(host, is_alive(host)) for host in engine_hosts()]
 
 
-def coverage(user: User, language: str, now: dt.datetime) -> list[tuple[str, str, object]]:
+def coverage(user: User, language: str, now: dt.datetime) -> list[tuple[str, str, CoverageSummary]]:
     covered = coverage_of_all(scope=scope_of(user), window_days=90, now=now)
     catalogs = load_catalogs()
     return [(key, catalogs[key].title.in_language(language), count_controls(rows)) for key, rows in covered.items()]

@@ -17,6 +17,7 @@ from penstock.accounts.models import User
 from penstock.dashboard import charts
 from penstock.dashboard.access import viewer
 from penstock.dashboard.acts import REFUSALS, Act, confirm, refuse
+from penstock.dashboard.forms.base import ConfirmForm, HouseForm
 from penstock.dashboard.forms.pilots import AssumptionsForm, DecisionForm, PilotForm, assumptions_of
 from penstock.dashboard.history import history
 from penstock.dashboard.templatetags import figures
@@ -286,6 +287,8 @@ def act(request: HttpRequest, name: str, act: str) -> HttpResponse:
         services.decide(user=user, pilot=pilot, decision=data["decision"], reason=data["reason"])
         return _("Decided; the figures stand as they are now.")
 
+    form: type[HouseForm]
+    perform: Callable[[object], str]
     if act == "start_baseline":
         steps, form, perform = (
             [
@@ -293,18 +296,17 @@ def act(request: HttpRequest, name: str, act: str) -> HttpResponse:
                 % {"n": pilot.sample_items},
                 _("Whatever else runs on the host meanwhile slows it down and flatters the trial; it is noted."),
             ],
-            None,
+            ConfirmForm,
             baseline,
         )
     elif act == "start_trial":
-        steps, form, perform = [_("The same items run as a batch, with the same limits, greedily.")], None, trial
+        steps, form, perform = [_("The same items run as a batch, with the same limits, greedily.")], ConfirmForm, trial
     else:
         steps, form, perform = (
             [_("The pilot ends. Decision, reason and assumptions go into the ledger under your name.")],
             DecisionForm,
             decide,
         )
-    options = {} if form is None else {"form": form}
     return confirm(
         request,
         Act(
@@ -315,6 +317,6 @@ def act(request: HttpRequest, name: str, act: str) -> HttpResponse:
             back=here,
             perform=perform,
             dangerous=act == "stop",
-            **options,
+            form=form,
         ),
     )

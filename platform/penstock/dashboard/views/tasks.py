@@ -1,12 +1,13 @@
 """Tasks: the list, one task with what is known about it, creating, changing and moving it on."""
 
 import datetime as dt
-import tempfile
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 from django.contrib import messages
 from django.db.models import Count, Max
-from django.http import FileResponse, Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
@@ -18,6 +19,7 @@ from penstock.accounts.access import has_role
 from penstock.accounts.models import Role, User
 from penstock.dashboard.access import viewer
 from penstock.dashboard.acts import REFUSALS, Act, confirm, refuse
+from penstock.dashboard.evidence_bundle import bundle
 from penstock.dashboard.forms.base import ReasonForm
 from penstock.dashboard.forms.tasks import TaskForm, objective_label
 from penstock.dashboard.history import history
@@ -31,7 +33,7 @@ from penstock.registry.selectors import (
 )
 from penstock.serving.models import Request
 from penstock.serving.selectors import batches_visible_to, progress, requests_visible_to
-from penstock.telemetry.evidence import export_evidence
+from penstock.telemetry.evidence import EXPORTERS
 from penstock.telemetry.objectives import judge
 from penstock.telemetry.rates import current_rate_card
 from penstock.telemetry.summary import summarize
@@ -77,7 +79,8 @@ def detail(request: HttpRequest, name: str) -> HttpResponse:
             for batch in batches_visible_to(user).filter(task=task).select_related("input_file")[:8]
         ],
         "history": history(task.name),
-        "transitions": [(act, ACTS[act][0]()) for act in transitions_open_to(user, task)],
+        "transitions": [(act, STEPS[act].label()) for act in transitions_open_to(user, task)],
+        "may_export": has_role(user, task.team, *EXPORTERS),
         "may_edit": may_edit(user, task),
         "may_run": task.status == Task.Status.ACTIVE and has_role(user, task.team, *RUNNERS),
     }
@@ -106,11 +109,13 @@ def contract_lines(task: Task) -> list[tuple[str, str]]:
         lines.append((_("Form"), _("one JSON text")))
     if contract.get("repetition_limit"):
         lines.append((_("Repetition"), _("at most %(n).0f %%") % {"n": contract["repetition_limit"] * 100}))
+    if contract.get("copy_limit"):
+        lines.append((_("Copied from the prompt"), _("at most %(n).0f %%") % {"n": contract["copy_limit"] * 100}))
     if contract.get("forbidden_phrases"):
         lines.append((_("Forbidden phrases"), ", ".join(contract["forbidden_phrases"])))
     lines.append((_("Refusal"), _("can be right") if contract.get("allow_refusal") else _("counts as not valid")))
     known = {"language_from", "min_characters", "max_characters", "must_be_json", "repetition_limit"}
-    known |= {"forbidden_phrases", "allow_refusal"}
+    known |= {"forbidden_phrases", "allow_refusal", "copy_limit"}
     lines += [(key, str(value)) for key, value in contract.items() if key not in known]
     return lines if contract else []
 
@@ -165,27 +170,40 @@ def edit(request: HttpRequest, name: str) -> HttpResponse:
     return render(request, "dashboard/tasks/form.html", context, status=400 if form.errors else 200)
 
 
-# For each change of state: its button, what it means, what is told afterwards, and its service.
-ACTS = {
-    "submit": (
+class TaskService(Protocol):
+    def __call__(self, *, user: User, task: Task, reason: str) -> Task: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A change of state: its button, what it means, what is told afterwards, its service."""
+
+    label: Callable[[], str]
+    meaning: Callable[[], str]
+    told: Callable[[], str]
+    service: TaskService
+
+
+STEPS: dict[str, Step] = {
+    "submit": Step(
         lambda: _("Submit"),
         lambda: _("An approver then decides whether it may run. A later change takes it back to draft."),
         lambda: _("Submitted: an approver can activate it now."),
         services.submit_task,
     ),
-    "activate": (
+    "activate": Step(
         lambda: _("Activate"),
         lambda: _("Programs and people of the team can then run it. Your name and the reason go into the ledger."),
         lambda: _("Active: requests are taken now."),
         services.activate_task,
     ),
-    "suspend": (
+    "suspend": Step(
         lambda: _("Suspend"),
         lambda: _("It takes no new requests until an approver activates it again. Batches that run already go on."),
         lambda: _("Suspended: no new requests are taken."),
         services.suspend_task,
     ),
-    "retire": (
+    "retire": Step(
         lambda: _("Retire"),
         lambda: _("It ends for good and cannot be changed or activated again. All records stay."),
         lambda: _("Retired."),
@@ -198,23 +216,24 @@ def act(request: HttpRequest, name: str, act: str) -> HttpResponse:
     """Submit, activate, suspend or retire, after asking."""
     user = viewer(request)
     task = get_object_or_404(tasks_visible_to(user), name=name)
-    if act not in ACTS:
+    if act not in STEPS:
         raise Http404
-    label, meaning, told, service = ACTS[act]
+    step = STEPS[act]
+    label = step.label()
     here = reverse("dashboard:task", args=[task.name])
 
     def perform(data: object) -> str:
         assert isinstance(data, dict)
-        service(user=user, task=task, reason=data["reason"])
-        return told()
+        step.service(user=user, task=task, reason=data["reason"])
+        return step.told()
 
     return confirm(
         request,
         Act(
-            heading=_("%(act)s: %(title)s") % {"act": label(), "title": task.title},
-            consequences=[meaning()],
-            button=label(),
-            crumbs=((_("Tasks"), reverse("dashboard:tasks")), (task.title, here), (label(), "")),
+            heading=_("%(act)s: %(title)s") % {"act": label, "title": task.title},
+            consequences=[step.meaning()],
+            button=label,
+            crumbs=((_("Tasks"), reverse("dashboard:tasks")), (task.title, here), (label, "")),
             back=here,
             perform=perform,
             form=ReasonForm,
@@ -229,8 +248,4 @@ def export(request: HttpRequest, name: str) -> HttpResponseBase:
     """The task's evidence as a bundle that verifies offline."""
     user = viewer(request)
     task = get_object_or_404(tasks_visible_to(user), name=name)
-    with tempfile.TemporaryDirectory(prefix="penstock-evidence-") as folder:
-        destination = Path(folder) / f"evidence-{task.name}.zip"
-        export_evidence(user=user, destination=destination, task=task)
-        # The open file outlives its name.
-        return FileResponse(destination.open("rb"), as_attachment=True, filename=destination.name)
+    return bundle(user=user, filename=f"evidence-{task.name}.zip", task=task)
