@@ -191,3 +191,18 @@ def answer() -> Callable[..., Any]:
         return Result(**{**values, **fields})
 
     return make
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any, str]]:
+    """What would have gone to the broker: (task, subject, queue). The broker's own part is tested with a real one."""
+    from penstock.serving import dispatch
+
+    messages: list[tuple[str, Any, str]] = []
+
+    def send(name: str, subject: Any, *, queue: str) -> bool:
+        messages.append((name, subject, queue))
+        return True
+
+    monkeypatch.setattr(dispatch, "_send", send)
+    return messages

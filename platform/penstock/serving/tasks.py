@@ -1,12 +1,10 @@
 """Celery's way in. Each task is safe to run twice and at any time: the rows decide what there is to do."""
 
-import functools
 import logging
 from collections.abc import Callable
 from typing import ParamSpec, cast
 
 from celery import shared_task
-from django.db import close_old_connections
 
 from penstock.serving import closing, finalizing, sweeping
 from penstock.serving import intake as intaking
@@ -20,23 +18,8 @@ P = ParamSpec("P")
 
 
 def task(name: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """A Celery task on a checked connection.
-
-    A pool's threads live for ever: a connection that the database has closed since must not fail the next task.
-    """
-
-    def decorate(function: Callable[P, None]) -> Callable[P, None]:
-        @functools.wraps(function)
-        def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            close_old_connections()
-            try:
-                function(*args, **kwargs)
-            finally:
-                close_old_connections()
-
-        return cast(Callable[P, None], shared_task(name=name)(run))
-
-    return decorate
+    """A Celery task. Celery's own support for Django gives each run a connection of its own."""
+    return cast(Callable[[Callable[P, None]], Callable[P, None]], shared_task(name=name))
 
 
 @task("serving.intake")
