@@ -477,19 +477,18 @@ def pilot_run(
     as_json: bool,
 ) -> None:
     from penstock.operations.acting import person
-    from penstock.operations.pilot_run import find_or_create, measure, summary, write_report
+    from penstock.operations.pilot_run import find_or_create, findings, measure, summary, write_report
 
     user = person(username)
     chosen = find_or_create(user=user, name=name, task_name=task_name, items=items, sample_items=sample_items)
     measured = measure(user=user, pilot=chosen, quiet=as_json)
     if pdf is not None:
         write_report(measured, pdf, language or terminal_language())
-    figures = summary(measured)
     if as_json:
-        print_json(figures)
+        print_json(summary(measured))
     else:
-        for what, value in figures.items():
-            click.echo(f"{what}: {value}")
+        for line in findings(measured):
+            click.echo(line)
         if pdf is not None:
             click.echo(_("Written: %s") % pdf)
 

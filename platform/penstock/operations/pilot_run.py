@@ -83,7 +83,44 @@ def measure(*, user: User, pilot: Pilot, quiet: bool) -> Pilot:
 
 
 def summary(pilot: Pilot) -> dict[str, object]:
+    """Every figure of the return, for scripts."""
     return {"pilot": pilot.name, **asdict(returns(pilot))}
+
+
+def findings(pilot: Pilot) -> list[str]:
+    """The return in a few lines, for a person."""
+    found = returns(pilot)
+    if not found.complete or found.baseline is None or found.trial is None:
+        return [_("Not measured yet.")]
+    lines = [
+        _("Baseline: %(items)d items in %(seconds).1f s, %(rate).1f output tokens/s, %(cost).5f %(currency)s an item"),
+        _("Trial:    %(items)d items in %(seconds).1f s, %(rate).1f output tokens/s, %(cost).5f %(currency)s an item"),
+    ]
+    figures = [
+        line
+        % {
+            "items": side.items,
+            "seconds": side.seconds,
+            "rate": side.output_tokens_per_second or 0,
+            "cost": side.cost_per_item or 0,
+            "currency": found.currency,
+        }
+        for line, side in zip(lines, (found.baseline, found.trial), strict=True)
+    ]
+    if found.throughput_multiple is not None:
+        figures.append(
+            _("Throughput: %(multiple).1f times the baseline's [%(low).1f, %(high).1f]")
+            % {
+                "multiple": found.throughput_multiple,
+                "low": found.throughput_multiple_low or 0,
+                "high": found.throughput_multiple_high or 0,
+            }
+        )
+    return [
+        *figures,
+        *map(str, found.remarks),
+        _("How each figure was measured: the pilot's page, the PDF, or --json."),
+    ]
 
 
 def write_report(pilot: Pilot, path: Path, language: str) -> None:

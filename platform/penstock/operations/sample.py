@@ -6,7 +6,7 @@ from django.utils.translation import get_language
 from penstock.operations.acting import administrator, team
 from penstock.registry.models import ModelRelease, Task
 from penstock.registry.services import activate_task, create_task, submit_task
-from penstock.sample.records import batch_file, load_task
+from penstock.sample.records import Language, batch_file, load_task
 from penstock.serving.models import Batch
 from penstock.serving.services import create_batch, create_file
 
@@ -17,7 +17,7 @@ FILENAME = "product-descriptions.jsonl"
 def register_sample_task(*, release_name: str) -> Task:
     sample = load_task()
     user = administrator()
-    language = "zh-Hant" if (get_language() or "").startswith("zh") else "en"
+    language: Language = "zh-Hant" if (get_language() or "").startswith("zh") else "en"
     variant = sample.prompt.variants[language]
     task = create_task(
         user=user,
