@@ -38,6 +38,11 @@ def start(client: openai.OpenAI, file_id: str, **fields: Any) -> Any:
     )
 
 
+def counts(batch: Any) -> tuple[int, int, int]:
+    told = batch.request_counts
+    return told.total, told.completed, told.failed
+
+
 def test_a_file_goes_up_is_listed_comes_down_and_goes(client: openai.OpenAI) -> None:
     content = jsonl("你好", "Hello")
     file = upload(client, content, "商品.jsonl")
@@ -93,7 +98,8 @@ def test_the_client_pages_through_files_and_batches(client: openai.OpenAI, relea
         (lambda client: client.batches.list(limit=101), "limit"),
         (lambda client: client.files.create(file=("a", b"x"), purpose="vision"), "purpose"),
         (lambda client: start(client, "file-none"), "input_file_id"),
-        (lambda client: start(client, "file-none\x00"), "input_file_id"),
+        (lambda client: start(client, "file-none\x00"), None),
+        (lambda client: start(client, upload(client, b"{}").id, metadata={"a": "\x00"}), None),
         (lambda client: client.batches.create(input_file_id=upload(client, b"{}").id, endpoint="/v1/embeddings",
                                               completion_window="24h"), "endpoint"),
         (lambda client: client.batches.create(input_file_id=upload(client, b"{}").id, completion_window="1h",
@@ -125,17 +131,17 @@ def test_a_batch_runs_on_the_real_engine_and_its_output_comes_down(
 
     batch = start(client, upload(client, jsonl("Say hello.", "用一句話打招呼。")).id, metadata={"run": "first"})
     assert (batch.object, batch.status, batch.metadata) == ("batch", "validating", {"run": "first"})
-    assert batch.request_counts.total == 0
+    assert counts(batch) == (0, 0, 0)
     assert batch.expires_at is not None
     assert batch.expires_at - batch.created_at == 86400
     intake(batch.id)
     running = client.batches.retrieve(batch.id)
-    assert (running.status, running.request_counts.total) == ("in_progress", 2)
+    assert (running.status, counts(running)) == ("in_progress", (2, 0, 0))
     for shard in Shard.objects.filter(batch_id=batch.id):
         run_shard(shard.pk, host=engine_host)
     finalize(batch.id)
     done = client.batches.retrieve(batch.id)
-    assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 2, 0)
+    assert (done.status, counts(done)) == ("completed", (2, 2, 0))
     assert done.error_file_id is None
     assert done.output_file_id is not None
     lines = [json.loads(line) for line in client.files.content(done.output_file_id).text.splitlines()]
@@ -283,6 +289,8 @@ def test_a_browsers_session_opens_nothing_under_v1(server: Any, people: Any) -> 
         ("GET", "/v1/files/%00", 404),
         ("GET", "/v1/batches/%00", 404),
         ("GET", "/v1/files?after=%00", 400),
+        ("GET", "/v1/files?purpose=%00", 400),
+        ("GET", "/v1/models/%00", 404),
     ],
 )
 def test_every_error_has_the_envelope_and_a_request_id(

@@ -106,7 +106,7 @@ def _text(body: dict[str, Any], name: str) -> str:
     if value is None:
         message = _("%(param)s is missing; it is required.") % {"param": name}
         raise ApiError(400, "missing_required_parameter", message, param=name)
-    if not isinstance(value, str) or not value or "\x00" in value:
+    if not isinstance(value, str) or not value:
         message = _("%(param)s must be text.") % {"param": name}
         raise ApiError(400, "invalid_value", message, param=name)
     return value

@@ -14,6 +14,7 @@ from django.views.decorators.csrf import csrf_exempt
 from penstock.accounts.authentication import authenticate_key, bearer_token
 from penstock.accounts.models import ApiKey, Team, User
 from penstock.openai_api.errors import REALM, ApiError, response_to
+from penstock.serving.bodies import unstorable_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,11 @@ class Call:
         return self.key.team
 
     def query(self, name: str, default: str = "") -> str:
-        return self.request.GET.get(name, default)
+        """Raises ApiError for text that PostgreSQL cannot take."""
+        text = self.request.GET.get(name, default)
+        if unstorable_text(text):
+            raise ApiError(400, "invalid_value", _("The text holds U+0000; that is no character."), param=name)
+        return text
 
     def query_integer(self, name: str, *, default: int, least: int, most: int) -> int:
         """Raises ApiError naming the parameter."""
@@ -67,6 +72,9 @@ class Call:
             raise ApiError(400, "invalid_json", message) from error
         if not isinstance(value, dict):
             raise ApiError(400, "invalid_json", _("The body must be a JSON object."))
+        if unstorable_text(value):
+            message = _("The text holds U+0000 or half of a surrogate pair; neither is a character.")
+            raise ApiError(400, "invalid_value", message)
         return value
 
 

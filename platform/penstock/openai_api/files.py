@@ -96,7 +96,7 @@ def page_after(call: Call, rows: QuerySet[Any], all_rows: QuerySet[Any], *, asce
     """The rows behind `after`, by time and then identifier, newest first unless `ascending`."""
     after = call.query("after")
     if after:
-        last = all_rows.filter(pk=after).first() if "\x00" not in after else None
+        last = all_rows.filter(pk=after).first()
         if last is None:
             message = _("There is nothing with the identifier '%(id)s' to go on from.") % {"id": after}
             raise ApiError(400, "invalid_value", message, param="after")

@@ -5,13 +5,17 @@ from typing import Any, TypeVar
 
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model, QuerySet
+from django.http import Http404
 from django.utils.translation import gettext as _
+from rest_framework.exceptions import ValidationError
 from rest_framework.generics import GenericAPIView
 from rest_framework.pagination import CursorPagination
+from rest_framework.request import Request as ApiRequest
 from rest_framework.response import Response
 
 from penstock.accounts.models import ApiKey, Team, User
 from penstock.rest_api.errors import handle
+from penstock.serving.bodies import unstorable_text
 
 M = TypeVar("M", bound=Model)
 
@@ -31,6 +35,14 @@ class Scoped(GenericAPIView[Any]):
 
     def get_exception_handler(self) -> Callable[[Exception, dict[str, Any]], Response | None]:
         return handle
+
+    def initial(self, request: ApiRequest, *args: Any, **parts: Any) -> None:
+        """Refuses text that PostgreSQL cannot take before anything reads it."""
+        super().initial(request, *args, **parts)
+        if unstorable_text(parts):
+            raise Http404
+        if unstorable_text([*request.query_params.values(), request.data]):
+            raise ValidationError(_("The text holds U+0000 or half of a surrogate pair; neither is a character."))
 
     @property
     def person(self) -> User:
