@@ -71,14 +71,16 @@ class NaiveBaseline:
             torch.set_num_threads(threads)
         path = Path(source)
         tokenizer = _tokenizer(path)
-        model, seconds = None, {}
+        model: Any = None
+        seconds: dict[torch.dtype, float] = {}
         for dtype in (torch.float32, torch.bfloat16):
-            model = _load(path, dtype) if model is None else model.to(dtype)
+            model = None  # let go of the first before the second is read: memory holds one at a time
+            model = _load(path, dtype)
             seconds[dtype] = _trial_seconds(model)
         fastest = min(seconds, key=lambda dtype: seconds[dtype])
-        # bfloat16 cannot be widened back without loss, so float32 is read again.
-        if fastest is torch.float32:
-            model = _load(path, torch.float32)
+        if fastest is not torch.bfloat16:
+            model = None
+            model = _load(path, fastest)
         return cls(model, tokenizer, str(fastest).removeprefix("torch."))
 
     def generate(self, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> BaselineCompletion:
@@ -111,7 +113,10 @@ class NaiveBaseline:
 
 def _load(path: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    quiet: Any = logging
+    quiet.disable_progress_bar()
     if path.is_dir():
         model: Any = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype, local_files_only=True)
         return model.eval()

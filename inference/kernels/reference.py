@@ -59,7 +59,8 @@ class ReferenceKernels:
         values = layer[:, :, 1].view(-1, config.kv_heads, PAGE_TOKENS, size)
         keys[pages, :, :, offsets] = k.to(layer.dtype)
         values[pages, :, offsets] = v.reshape(rows, -1, size).to(layer.dtype)
-        return q.reshape(rows, -1)
+        turned: torch.Tensor = q.reshape(rows, -1)
+        return turned
 
     def attend(self, q: torch.Tensor, batch: StepBatch, layer: torch.Tensor) -> Rows:
         """Segments with the same number of rows and of pages go together: shapes of a row never depend on others."""
