@@ -168,3 +168,22 @@ def test_without_an_engine_host_it_is_a_503(client: openai.OpenAI, release: Any)
         client.chat.completions.create(model="smollm2", messages=QUESTION)
     assert caught.value.status_code == 503
     assert caught.value.code == "no_engine_host"
+
+
+def test_what_breaks_in_the_middle_of_a_stream_is_told_in_the_stream(
+    client: openai.OpenAI, release: Any, engine_host: Any, engine_process: Any
+) -> None:
+    from penstock.settings import secret
+
+    _host, inner_door = engine_process
+    headers = {"Authorization": f"Bearer {secret('internal-token')}"}
+    stream = client.chat.completions.create(
+        model="smollm2", messages=QUESTION, max_tokens=4000, temperature=1.5, seed=3, stream=True
+    )
+    with pytest.raises(openai.APIError) as caught:
+        for chunk in stream:
+            if chunk.choices[0].delta.content:
+                httpx.post(f"{inner_door}/cancel/{chunk.id}", headers=headers)
+    assert isinstance(caught.value.body, dict)
+    assert caught.value.body["code"] == "interrupted"
+    assert last_request().status == "failed"
