@@ -33,6 +33,7 @@ class Config(BaseSettings):
     flush_rows: int = Field(default=8, ge=1)
     lease_seconds: int = Field(default=60, ge=2)
     max_file_bytes: int = 200 * 1024 * 1024
+    max_body_bytes: int = 16 * 1024 * 1024
     max_batch_rows: int = 50_000
     checkpoint_leaves: int = 1000
     checkpoint_seconds: int = 10
