@@ -12,12 +12,12 @@ from penstock.config import config
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "penstock.settings")
 
 Message = dict[str, Any]
-Receive = Callable[[], Awaitable[Message]]
+Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Message, Receive, Send], Awaitable[None]]
+Application = Callable[[Message, Receive, Any], Awaitable[None]]
 
 FORM_OVERHEAD_BYTES = 1024 * 1024
-UPLOAD_PATHS = ("/v1/files", "/batches/")
+UPLOAD_PATHS = ("/v1/files", "/new/batch/", "/new/pilot/")
 
 
 class BodyTooLarge(Exception):
@@ -47,7 +47,7 @@ class BoundedBody:
             return
         received, answered = 0, False
 
-        async def bounded() -> Message:
+        async def bounded() -> Any:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
