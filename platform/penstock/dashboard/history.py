@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from django.urls import reverse
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
@@ -50,6 +51,15 @@ KINDS: dict[str, Promise] = {
 }
 
 
+PAGES = {
+    "task": ("task", "name"),
+    "release": ("release", "name"),
+    "batch": ("batch", "batch_id"),
+    "request": ("request", "request_id"),
+    "pilot": ("pilot", "name"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class HistoryRow:
     """An event; `index` is None while it waits for its place in the tree."""
@@ -61,6 +71,15 @@ class HistoryRow:
     subject: str
     actor: str
     detail: str
+
+    @property
+    def url(self) -> str:
+        """The page of what the event is about; empty where there is none."""
+        room = self.kind.partition(".")[0]
+        if room in PAGES and self.subject:
+            name, argument = PAGES[room]
+            return reverse(f"dashboard:{name}", kwargs={argument: self.subject})
+        return ""
 
 
 def label_of(kind: str) -> str:

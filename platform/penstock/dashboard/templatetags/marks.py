@@ -65,7 +65,7 @@ LABELS = {
     "recorded": pgettext_lazy("verdict on evidence", "Recorded"),
     "stale": pgettext_lazy("verdict on evidence", "Stale"),
     "live": pgettext_lazy("state of a control", "Live evidence"),
-    "not_mapped": pgettext_lazy("state of a control", "Needs a document or a person"),
+    "not_mapped": pgettext_lazy("state of a control", "By people"),
 }
 
 

@@ -1,5 +1,7 @@
 """Fairness of service: every task's verdicts, one task's groups, its thresholds."""
 
+from dataclasses import replace
+
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -8,6 +10,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 from pydantic import ValidationError as PlanError
 
+from governance.fairness import outcomes
 from governance.fairness.wording import explain, favourable_label
 from penstock.accounts.access import has_role
 from penstock.accounts.models import Role
@@ -19,7 +22,7 @@ from penstock.registry.contracts import parse_fairness_plan
 from penstock.registry.models import Task
 from penstock.registry.selectors import tasks_visible_to
 from penstock.serving.selectors import batches_visible_to
-from penstock.telemetry.fairness import fairness_report, set_thresholds
+from penstock.telemetry.fairness import FairnessReport, fairness_report, set_thresholds
 
 WINDOW_DAYS = 90
 
@@ -55,14 +58,15 @@ def detail(request: HttpRequest, name: str) -> HttpResponse:
             return redirect("dashboard:fairness-task", name=task.name)
     report = fairness_report(user=user, task=task, batch=batch, window_days=WINDOW_DAYS)
     outcome = favourable_label(report.favourable)
+    labelled = with_labels(report)
     context = {
         "task": task,
         "batch": batch,
         "plan": present,
         "report": report,
         "outcome": outcome,
-        "sentences": [(group, explain(group, report)) for group in report.groups],
-        "chart": charts.fairness(report, outcome=outcome),
+        "sentences": [(group, explain(group, labelled)) for group in labelled.groups],
+        "chart": charts.fairness(labelled, outcome=outcome),
         "batches": batches_visible_to(user).filter(task=task)[:12],
         "window_days": WINDOW_DAYS,
         "form": form,
@@ -71,3 +75,16 @@ def detail(request: HttpRequest, name: str) -> HttpResponse:
         "crumbs": ((_("Fairness"), reverse("dashboard:fairness")), (task.title, "")),
     }
     return render(request, "dashboard/fairness/detail.html", context, status=400 if form.errors else 200)
+
+
+def with_labels(report: FairnessReport) -> outcomes.FairnessReport:
+    """The report with its groups called as people call them: Traditional Chinese instead of zh-Hant."""
+    labels = {name: service.label for name, service in report.services.items()}
+    return outcomes.FairnessReport(
+        thresholds=report.thresholds,
+        favourable=report.favourable,
+        reference=labels.get(report.reference) if report.reference else None,
+        groups=tuple(replace(group, group=labels[group.group]) for group in report.groups),
+        count=report.count,
+        without_group=report.without_group,
+    )

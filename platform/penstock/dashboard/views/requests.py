@@ -27,7 +27,7 @@ def index(request: HttpRequest) -> HttpResponse:
     rows = form.apply(requests_visible_to(user).select_related("task", "model_release", "usage"))
     context = {
         "form": form,
-        "page": page_of(request, rows),
+        "page": page_of(request, rows, by_line=form.is_valid() and bool(form.cleaned_data["batch"])),
         "count": rows.count(),
         "filtered": any(value for key, value in request.GET.items() if key in form.fields),
     }
