@@ -205,8 +205,8 @@ def test_a_killed_worker_repeats_no_finished_item_of_a_real_baseline(
     make_pilot: Any, people: Any, upload: Any, item_line: Any, home: Path
 ) -> None:
     """With the real model through transformers, in processes of their own, one of them ended by SIGKILL."""
-    lines = [item_line(number, max_tokens=48) for number in range(1, 7)]
-    run = start_baseline(user=people.pilot_manager, pilot=make_pilot(items=6, items_file=upload(lines)))
+    lines = [item_line(number, max_tokens=12) for number in range(1, 5)]
+    run = start_baseline(user=people.pilot_manager, pilot=make_pilot(items=4, items_file=upload(lines)))
     worker = start_worker(run, home)
     while not run.items.exists():
         assert worker.poll() is None, "the worker ended before it could be killed"
@@ -214,13 +214,13 @@ def test_a_killed_worker_repeats_no_finished_item_of_a_real_baseline(
     worker.send_signal(signal.SIGKILL)
     worker.wait()
     finished = dict(run.items.values_list("custom_id", "duration_seconds"))
-    assert 0 < len(finished) < 6
+    assert 0 < len(finished) < 4
     die(run)
     assert start_worker(run, home).wait() == 0
     run.refresh_from_db()
     assert run.status == BaselineRun.Status.COMPLETED, run.error_message
     after = dict(run.items.values_list("custom_id", "duration_seconds"))
-    assert len(after) == 6
+    assert len(after) == 4
     assert finished.items() <= after.items()
     assert run.method["interruptions"] == 1
     assert all(seconds > 0 for seconds in after.values())

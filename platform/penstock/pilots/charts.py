@@ -16,6 +16,7 @@ from matplotlib import font_manager, rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.font_manager import get_font
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from penstock.pilots.returns import Returns
@@ -37,6 +38,12 @@ def font_folder() -> Path:
     if spec is None or spec.origin is None:
         raise FileNotFoundError("cvttf-NotoSansCJK-Regular, which carries the font of reports, is not installed")
     return Path(spec.origin).parent
+
+
+@cache
+def shown_codepoints() -> frozenset[int]:
+    """What the font has a glyph for."""
+    return frozenset(get_font(str(next(font_folder().glob("*.otf")))).get_charmap())
 
 
 @cache
