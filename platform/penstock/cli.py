@@ -14,10 +14,15 @@ import django
 from django.utils import translation
 from django.utils.translation import gettext as _
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "penstock.settings")
-django.setup()
+from penstock.config import ConfigurationError
 
-from penstock.operations.terminal import terminal_language  # noqa: E402  (needs Django set up)
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "penstock.settings")
+try:
+    django.setup()
+except ConfigurationError as unusable:
+    sys.exit(str(unusable))
+
+from penstock.operations.terminal import terminal_language
 
 # Activated before the commands below are defined, so that their help is in the terminal's language.
 translation.activate(terminal_language())

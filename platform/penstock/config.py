@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import platformdirs
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -66,8 +66,21 @@ class Config(BaseSettings):
             return {}
 
 
+class ConfigurationError(Exception):
+    """Environment variables that cannot be used; the message names each, what it is, and why it will not do."""
+
+
 @cache
 def config() -> Config:
-    loaded = Config()
+    """The settings of this process. Raises ConfigurationError."""
+    try:
+        loaded = Config()
+    except ValidationError as error:
+        prefix = str(Config.model_config.get("env_prefix", ""))
+        lines = [
+            f"{prefix}{str(problem['loc'][0]).upper()}={problem['input']!r}: {problem['msg']}"
+            for problem in error.errors()
+        ]
+        raise ConfigurationError("\n".join(lines)) from None
     loaded.home = loaded.home.expanduser().resolve()
     return loaded

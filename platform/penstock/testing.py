@@ -25,7 +25,7 @@ for name in ("DATABASE_URL", "BROKER_URL"):
 def postgres_url() -> Iterator[str]:
     from penstock.operations.embedded import EmbeddedPostgres
 
-    server = EmbeddedPostgres(HOME, cleanup_mode="delete")
+    server = EmbeddedPostgres(HOME)
     yield server.start()
     server.stop()
 

@@ -19,7 +19,7 @@ class DatabaseUnreachable(Exception):
 def connected_database() -> Iterator[None]:
     """The database of `DATABASE_URL`; else the embedded one, started for the time of the command if nobody runs it.
 
-    Raises DatabaseUnreachable, or NotSetUp where no tables are there yet.
+    Raises DatabaseUnreachable.
     """
     settings = config()
     url = settings.resolved_database_url()
@@ -44,7 +44,8 @@ def connected_database() -> Iterator[None]:
         yield
     finally:
         connections.close_all()
-        server.stop()
+        if not settings.services_file.exists():  # `penstock up` may have been started meanwhile, and uses it
+            server.stop()
 
 
 def reachable(url: str) -> bool:

