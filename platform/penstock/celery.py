@@ -25,8 +25,9 @@ app.conf.update(
         "task_ignore_result": True,
         "task_serializer": "json",
         "accept_content": ["json"],
-        "task_acks_late": True,
-        "task_reject_on_worker_lost": True,
+        # A message is done with when its task starts: the rows remember the work, and the sweep sends it again. Kombu
+        # 5.7 also crashes a consumer that loses its broker while it holds messages to acknowledge.
+        "task_acks_late": False,
         "worker_prefetch_multiplier": 1,
         "worker_hijack_root_logger": False,
         "broker_connection_retry_on_startup": True,
@@ -40,7 +41,6 @@ app.conf.update(
             "interval_step": 0.1,
             "interval_max": 0.1,
         },
-        "worker_cancel_long_running_tasks_on_connection_loss": False,
         "beat_schedule": {
             "sweep": {"task": "serving.sweep", "schedule": 5.0, "options": {"expires": 10}},
             "sequence-ledger": {

@@ -9,9 +9,28 @@ Asked to stop (SIGTERM, SIGINT), it takes nothing more, ends what runs, hands it
 import logging
 import os
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import django
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+
+logger = logging.getLogger(__name__)
+
+RESTART_SECONDS = 2.0
+
+
+def consume(app: "Celery", command: list[str]) -> None:
+    """Runs Celery's consumer until it ends, by whatever cause."""
+    try:
+        app.worker_main(command)
+    except SystemExit as ended:
+        if ended.code:
+            logger.warning("the Celery consumer ended with %s", ended.code)
+    except Exception:
+        logger.exception("the Celery consumer failed")
 
 
 def main() -> None:
@@ -41,19 +60,21 @@ def main() -> None:
     signals.worker_shutting_down.connect(on_shutdown, weak=False)
     # Each latency class may hold `worker_concurrency` shards, so that a full class never keeps another from a thread.
     threads = config().worker_concurrency * len(SHARD_QUEUES)
+    command = [
+        "--quiet", "worker", "-n", f"engine-{os.getpid()}@%h", "-P", "threads", "-c", str(threads),
+        "-Q", ",".join(SHARD_QUEUES), "-l", "WARNING", "--without-gossip", "--without-mingle",
+    ]  # fmt: skip
     try:
-        app.worker_main(
-            [
-                "--quiet", "worker", "-n", f"engine-{os.getpid()}@%h", "-P", "threads", "-c", str(threads),
-                "-Q", ",".join(SHARD_QUEUES), "-l", "WARNING", "--without-gossip", "--without-mingle",
-            ]
-        )  # fmt: skip
+        while not host.stopping.is_set():
+            consume(app, command)
+            # A consumer that ends unasked (kombu can trip over a lost broker) is begun anew: the engines stay loaded.
+            host.stopping.wait(RESTART_SECONDS)
     finally:
         host.stopping.set()
         host.engines.close()
         listener.stop()
         heartbeat.stop()
-        logging.getLogger(__name__).info("the worker has left")
+        logger.info("the worker has left")
 
 
 if __name__ == "__main__":
