@@ -16,7 +16,7 @@ Compute = Literal["fp32", "bf16", "int8"]
 class Rows(NamedTuple):
     """Activations on their way into a matrix product.
 
-    values: [M, K] in the computing type; int8 values stand for values * scales[row]
+    values: [M, K] in the computing type; int8 values * scales[row] are the row after `quant.rotation`
     scales: float32 [M], or None
     """
 

@@ -76,8 +76,50 @@ inline floats exponential(floats x) {
     return x < low ? floats{} : result;
 }
 
-// One finished row, in the type that the next matrix product takes. int8: by the row's own largest magnitude.
-void emit(const float* row, int64_t width, int kind, void* out, int64_t index, float* scales) {
+// v with its lanes exchanged by lane ^ STEP.
+template <int STEP> inline floats exchanged(floats v) {
+#define AT(i) ((i) ^ STEP)
+#ifdef __clang__
+    return __builtin_shufflevector(v, v, AT(0), AT(1), AT(2), AT(3), AT(4), AT(5), AT(6), AT(7), AT(8), AT(9), AT(10),
+                                   AT(11), AT(12), AT(13), AT(14), AT(15));
+#else
+    const ints order = {AT(0), AT(1), AT(2), AT(3), AT(4), AT(5), AT(6), AT(7),
+                        AT(8), AT(9), AT(10), AT(11), AT(12), AT(13), AT(14), AT(15)};
+    return __builtin_shuffle(v, order);
+#endif
+#undef AT
+}
+template <int STEP> inline floats butterfly(floats v) {
+    floats sign;
+    for (int lane = 0; lane < LANES; lane++) sign[lane] = lane & STEP ? -1.0f : 1.0f;
+    return v * sign + exchanged<STEP>(v);
+}
+
+// The Walsh-Hadamard transform of blocks of 64 (or 32, or 16) elements in place, not normalized: the weights carry the
+// factor. It spreads a row's outliers over their block, so that one int8 scale fits the whole row
+// (QuaRot, arXiv 2404.00456). Nothing where the width has no such blocks; quant/rotation.py does the same.
+void rotate_blocks(float* row, int64_t width) {
+    const int64_t block = width % 64 == 0 ? 64 : width % 32 == 0 ? 32 : width % 16 == 0 ? 16 : 0;
+    if (!block) return;
+    for (int64_t start = 0; start < width; start += block) {
+        floats v[4];
+        const int count = (int)(block / LANES);
+        for (int i = 0; i < count; i++)
+            v[i] = butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(load(row + start + i * LANES)))));
+        for (int step = 1; step < count; step *= 2)
+            for (int i = 0; i < count; i++)
+                if (!(i & step)) {
+                    const floats a = v[i], b = v[i + step];
+                    v[i] = a + b;
+                    v[i + step] = a - b;
+                }
+        for (int i = 0; i < count; i++) store(row + start + i * LANES, v[i]);
+    }
+}
+
+// One finished row, in the type that the next matrix product takes. int8: block-rotated (in place), and scaled by the
+// row's own largest magnitude.
+void emit(float* row, int64_t width, int kind, void* out, int64_t index, float* scales) {
     if (kind == FLOAT32) {
         float* target = (float*)out + index * width;
         if (target != row) std::memcpy(target, row, width * sizeof(float));
@@ -88,6 +130,7 @@ void emit(const float* row, int64_t width, int kind, void* out, int64_t index, f
         for (int64_t i = 0; i < width; i++) target[i] = to_bfloat16(row[i]);
         return;
     }
+    rotate_blocks(row, width);
     int8_t* target = (int8_t*)out + index * width;
     floats top = {};
     ints odd = {};

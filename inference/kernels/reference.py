@@ -12,10 +12,12 @@ from inference.kernels.base import Compute, Rows
 from inference.model.batch import StepBatch
 from inference.model.config import DecoderConfig
 from inference.model.rotary import rotary_tables
+from inference.quant.rotation import rotate_blocks
 
 
 def quantize_rows(x: torch.Tensor) -> Rows:
-    """float32 [M, K] -> int8 by each row's own largest magnitude."""
+    """float32 [M, K] -> int8, block-rotated, by each row's own largest magnitude."""
+    x = rotate_blocks(x)
     largest = x.abs().amax(dim=1)
     scales = (largest / 127.0).clamp_min(1e-30)
     return Rows((x * (1.0 / scales)[:, None]).round_().clamp_(-127, 127).to(torch.int8), scales)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from inference_models import tiny_llama
 
 from inference.engine import Engine
 from inference.weights import import_model
@@ -47,24 +47,25 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def tiny_llama(**changes: Any) -> Any:
-    """A LlamaForCausalLM of transformers in float32, the same weights every time."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+@pytest.fixture
+def make_gguf(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a GGUF file with a vocabulary and no tensors, by the gguf library."""
 
-    settings: dict[str, Any] = {
-        "vocab_size": 512,
-        "hidden_size": 128,
-        "intermediate_size": 192,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-        "initializer_range": 0.2,
-        "eos_token_id": 2,
-    }
-    torch.manual_seed(20261130)
-    model: Any = LlamaForCausalLM(LlamaConfig(**(settings | changes)))
-    return model.eval()
+    def make(*, tokens: list[str], scores: list[float], types: list[int]) -> Path:
+        import gguf
+
+        path = tmp_path / "vocabulary.gguf"
+        writer = gguf.GGUFWriter(str(path), "llama")
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(tokens)
+        writer.add_token_scores(scores)
+        writer.add_token_types(types)
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    return make

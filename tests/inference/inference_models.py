@@ -1,0 +1,28 @@
+"""Tiny models with random weights, made by transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def tiny_llama(**changes: Any) -> Any:
+    """A LlamaForCausalLM of transformers in float32, the same weights every time."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    settings: dict[str, Any] = {
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 192,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.2,
+        "eos_token_id": 2,
+    }
+    torch.manual_seed(20261130)
+    model: Any = LlamaForCausalLM(LlamaConfig(**(settings | changes)))
+    return model.eval()

@@ -1,0 +1,150 @@
+"""The decoder against transformers, and the compiled kernels against the reference ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from inference_models import tiny_llama
+
+from inference import Engine, SamplingParams
+from inference.cache.pages import PAGE_TOKENS, PagePool, pages_for
+from inference.errors import ModelFormatError
+from inference.kernels.base import Kernels, KeyValueCache
+from inference.kernels.native import KernelsUnavailable, NativeKernels
+from inference.kernels.reference import ReferenceKernels
+from inference.model.batch import build_batch
+from inference.model.config import DecoderConfig
+from inference.model.decoder import Decoder
+from inference.request import GenerationRequest
+from inference.scheduler import Slice
+from inference.sequence import Sequence, new_sequence
+from inference.weights import StoreManifest, import_model
+
+
+def sequence_of(tokens: list[int], pages: PagePool) -> Sequence:
+    sequence = new_sequence(
+        GenerationRequest("r", tuple(tokens), SamplingParams()), 0, 1, None, None, lambda completion: None
+    )
+    sequence.pages = [pages.take() for _ in range(pages_for(len(tokens)))]
+    return sequence
+
+
+def all_logits(decoder: Decoder, prompts: list[list[int]], cache: KeyValueCache, cuts: list[int]) -> list[torch.Tensor]:
+    """Logits of every position of every prompt: [T, vocab] each; prompt i goes through in pieces of cuts[i] tokens."""
+    pages = PagePool(64)
+    sequences = [sequence_of(prompt, pages) for prompt in prompts]
+    done = [0] * len(prompts)
+    collected: list[list[torch.Tensor]] = [[] for _ in prompts]
+    while any(at < len(prompt) for at, prompt in zip(done, prompts, strict=True)):
+        slices, owners = [], []
+        for index, sequence in enumerate(sequences):
+            count = min(cuts[index], len(sequence.tokens) - done[index])
+            if count:
+                slices.append(Slice(sequence, done[index], count))
+                owners.append(index)
+                done[index] += count
+        batch = build_batch(slices)
+        object.__setattr__(batch, "logit_rows", torch.arange(len(batch.token_ids)))
+        with torch.inference_mode():
+            rows = decoder.forward(batch, cache)
+        values = rows.values if rows.scales is None else rows.values * rows.scales[:, None]
+        for owner, piece in zip(owners, values.split([piece.count for piece in slices]), strict=True):
+            collected[owner].append(piece)
+    return [torch.cat(pieces) for pieces in collected]
+
+
+def kernels_of(kind: str, config: DecoderConfig, compute: Any) -> Kernels:
+    if kind == "torch":
+        return ReferenceKernels(config, compute)
+    try:
+        return NativeKernels(config, compute)
+    except KernelsUnavailable as error:
+        pytest.skip(str(error))
+
+
+PROMPTS = [[(7 * i * i + 11 * p + 5) % 512 for i in range(length)] for p, length in enumerate([1, 5, 32, 33, 70, 100])]
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "grouped": {},
+    "one head each, tied": {"num_key_value_heads": 4, "tie_word_embeddings": True},
+    "wide heads": {"head_dim": 64, "num_key_value_heads": 1},
+    "linear rope": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+    "llama 3 rope": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ["torch", "native"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_in_float32_equal_transformers(kind: str, variant: str, tmp_path: Path) -> None:
+    model = tiny_llama(**VARIANTS[variant])
+    model.save_pretrained(tmp_path / "model")
+    config = import_model(tmp_path / "model", tmp_path / "store").config
+    decoder = Decoder.load(tmp_path / "store", "fp32", kernels_of(kind, config, "fp32"))
+    cache = KeyValueCache(config, 64, PAGE_TOKENS, torch.float32)
+    ours = all_logits(decoder, PROMPTS, cache, [1, 2, 32, 7, 70, 64])
+    for prompt, logits in zip(PROMPTS, ours, strict=True):
+        with torch.inference_mode():
+            theirs = model(torch.tensor([prompt])).logits[0]
+        torch.testing.assert_close(logits, theirs, rtol=1e-4, atol=1e-4)
+        assert torch.equal(logits.argmax(dim=1), theirs.argmax(dim=1))
+
+
+@pytest.mark.parametrize("compute", ["bf16", "int8"])
+def test_compiled_kernels_agree_with_the_reference_in_every_arithmetic(compute: Any, smollm2_store: Path) -> None:
+    config = StoreManifest.load(smollm2_store).config
+    prompts = [[(31 * i + 17 * p + 100) % 40_000 for i in range(n)] for p, n in enumerate([1, 40, 65])]
+    results = []
+    for kind in ("torch", "native"):
+        decoder = Decoder.load(smollm2_store, compute, kernels_of(kind, config, compute))
+        cache = KeyValueCache(config, 64, PAGE_TOKENS, torch.bfloat16)
+        results.append(torch.cat(all_logits(decoder, prompts, cache, [1, 40, 33])))
+    reference, native = (torch.log_softmax(logits, dim=1) for logits in results)
+    # Rounding differs in the last place of each kernel; quantized activations then differ by a level here and there.
+    divergence = (reference.exp() * (reference - native)).sum(dim=1)
+    assert divergence.mean() < 0.01
+    assert (reference.argmax(dim=1) == native.argmax(dim=1)).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("kind", ["native"])
+def test_a_rows_logits_are_the_same_bits_whatever_is_computed_beside_it(kind: str, smollm2_store: Path) -> None:
+    config = StoreManifest.load(smollm2_store).config
+    decoder = Decoder.load(smollm2_store, "int8", kernels_of(kind, config, "int8"))
+    prompts = [[(31 * i + 17 * p + 100) % 40_000 for i in range(n)] for p, n in enumerate([1, 31, 64, 65, 90])]
+    cache = KeyValueCache(config, 64, PAGE_TOKENS, torch.bfloat16)
+    together = all_logits(decoder, prompts, cache, [1, 5, 64, 3, 16])
+    for prompt, logits in zip(prompts, together, strict=True):
+        (alone,) = all_logits(decoder, [prompt], cache, [len(prompt)])
+        assert torch.equal(alone, logits)
+
+
+def test_a_model_of_another_kind_is_refused_by_name(tiny_folder: Path, tmp_path: Path) -> None:
+    import json
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    for change, message in [({"model_type": "mamba"}, "mamba"), ({"attention_bias": True}, "attention_bias")]:
+        (folder / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(ModelFormatError, match=message):
+            import_model(folder, tmp_path / "store")
+
+
+@pytest.mark.parametrize("quantize", ["int4", "int8", "bf16"])
+def test_a_folder_runs_at_every_precision(quantize: Any, tiny_folder: Path, tmp_path: Path) -> None:
+    import_model(tiny_folder, tmp_path / "store", quantize=quantize, group_size=32)
+    engine = Engine.load(tmp_path / "store", threads=2, max_batch=4, memory_bytes=256 * 1024**2)
+    (completion,) = engine.generate([[5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True))
+    assert completion.output_tokens == 8 and completion.error is None
