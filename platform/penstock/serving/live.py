@@ -7,6 +7,7 @@ the request ended, so that what was computed is recorded, whoever still listens.
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import httpx
 from asgiref.sync import sync_to_async
-from django.db import close_old_connections
+from django.db import InterfaceError, OperationalError, close_old_connections, connection
 from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -43,6 +44,8 @@ RUNNERS = (Role.OPERATOR, Role.TASK_OWNER, Role.PILOT_MANAGER)
 HOST_FRESH = timedelta(seconds=20)
 CONNECT_SECONDS = 5.0
 CANCEL_SECONDS = 10.0
+DATABASE_SECONDS = 30.0
+FIRST_PAUSE_SECONDS = 0.2
 INTERNAL_TOKEN = "internal-token"  # noqa: S105 - the name of the file that holds it
 
 T = TypeVar("T")
@@ -268,6 +271,19 @@ class Carriage:
         )
 
     def _record(self, result: Result) -> Request:
-        """The request as it stands in the end: a sweep may have finished it before."""
-        record_results([result])
-        return Request.objects.select_related("task", "team", "model_release").get(pk=self.request.pk)
+        """The request as it stands in the end: a sweep may have finished it before.
+
+        Waits a while for a database that is away; raises its error when it does not come back.
+        """
+        pause, give_up_at = FIRST_PAUSE_SECONDS, time.monotonic() + DATABASE_SECONDS
+        while True:
+            try:
+                record_results([result])
+                return Request.objects.select_related("task", "team", "model_release").get(pk=self.request.pk)
+            except (OperationalError, InterfaceError) as error:
+                connection.close()
+                if time.monotonic() > give_up_at:
+                    raise
+                logger.warning("the database is away, the result of %s waits: %s", self.request.pk, error)
+                time.sleep(pause)
+                pause *= 2
