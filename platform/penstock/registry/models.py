@@ -4,6 +4,7 @@ from django.conf import settings
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from penstock.accounts.models import Team
 
@@ -20,7 +21,7 @@ class LatencyClass(models.TextChoices):
 class RiskTier(models.TextChoices):
     MINIMAL = "minimal", _("Minimal")
     LIMITED = "limited", _("Limited (transparency duties)")
-    HIGH = "high", _("High")
+    HIGH = "high", pgettext_lazy("risk tier", "High")
 
 
 class ModelRelease(models.Model):
