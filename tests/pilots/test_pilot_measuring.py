@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,17 @@ def test_a_run_goes_on_where_a_dead_worker_left_it(run: Any) -> None:
     assert second.prompts == ["Name product number 3.", "Name product number 4."]
     run.refresh_from_db()
     assert (run.items.count(), run.method["interruptions"]) == (4, 1)
+
+
+def test_a_worker_that_stops_hands_the_run_back(run: Any) -> None:
+    stopping = threading.Event()
+    first = CountingGenerator(lambda call: stopping.set() if call == 2 else None)
+    assert not measuring.measure(run.pk, load=lambda release: first, stopping=stopping)
+    run.refresh_from_db()
+    assert (run.status, run.items.count()) == ("queued", 2)
+    second = CountingGenerator()
+    assert measuring.measure(run.pk, load=lambda release: second)
+    assert len(second.prompts) == 2
 
 
 def test_a_late_workers_item_is_dropped(run: Any) -> None:

@@ -3,7 +3,8 @@
 1. Claim the run: one conditional UPDATE, which takes a waiting run, or a running one whose heartbeat stopped. It counts
    `attempts`, the fence: whatever an earlier claimant still brings is dropped.
 2. Load the weights that the release was made from, and check that they are those (SHA-256).
-3. Run each item that has no result yet; write it before the next one begins. A killed worker repeats one item at most.
+3. Run each item that has no result yet; write it before the next one begins. A killed worker repeats one item at most;
+   one that is asked to stop ends its item and hands the run back.
 4. When all items are there, count what else the installation ran meanwhile, close the run and record it in the ledger.
 
 Torch is imported by the generator alone, when a run has been claimed.
@@ -25,13 +26,13 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from governance.ledger.services import record
-from penstock.pilots.host_facts import host_facts
 from penstock.pilots.items import admit_items, prompt_of, read_items
 from penstock.pilots.models import BaselineItem, BaselineRun
 from penstock.pilots.naive import Generated, Generator, Loader, TransformersGenerator
 from penstock.registry.models import ModelRelease
 from penstock.serving.admission import Admitted
 from penstock.serving.completion import contract_of
+from penstock.serving.hosting.facts import host_facts
 from penstock.serving.models import Request
 from penstock.serving.outcome import assess
 
@@ -48,20 +49,28 @@ class Superseded(Exception):
     """Another worker has claimed the run, or it is over."""
 
 
+class HandedBack(Exception):
+    """The worker stops; another one goes on with the run."""
+
+
 class BaselineError(Exception):
     """A baseline that cannot be measured; says why, for a person."""
 
 
-def measure(run_id: int, *, load: Loader | None = None) -> bool:
-    """Measures what is left of a run. Returns whether this call completed it; a run that another worker holds, or that
-    is over, is left alone. A fault fails the run with its message."""
+def measure(run_id: int, *, load: Loader | None = None, stopping: threading.Event | None = None) -> bool:
+    """Measures what is left of a run, or what can be until `stopping` is set. Returns whether this call completed it; a
+    run that another worker holds, or that is over, is left alone. A fault fails the run with its message."""
     fence = _claim(run_id)
     if fence is None:
         return False
     try:
         with _heartbeat(run_id, fence):
-            _measure(run_id, fence, load or TransformersGenerator.load)
+            _measure(run_id, fence, load or TransformersGenerator.load, stopping or threading.Event())
         return True
+    except HandedBack:
+        held = BaselineRun.objects.filter(pk=run_id, attempts=fence, status=BaselineRun.Status.RUNNING)
+        held.update(status=BaselineRun.Status.QUEUED, heartbeat_at=None)
+        return False
     except Superseded:
         logger.info("baseline run %s was taken over; what this worker still had is dropped", run_id)
         return False
@@ -100,7 +109,7 @@ def _claim(run_id: int) -> int | None:
         return BaselineRun.objects.values_list("attempts", flat=True).get(pk=run_id) if claimed == 1 else None
 
 
-def _measure(run_id: int, fence: int, load: Loader) -> None:
+def _measure(run_id: int, fence: int, load: Loader, stopping: threading.Event) -> None:
     run = BaselineRun.objects.select_related("pilot__task__model_release", "pilot__items_file").get(pk=run_id)
     pilot, release = run.pilot, run.pilot.task.model_release
     items = read_items(pilot.items_file, pilot.sample_items)
@@ -114,8 +123,11 @@ def _measure(run_id: int, fence: int, load: Loader) -> None:
         generator = load(release)
         _describe(run_id, fence, generator, admitted, source_digest=source_digest, busy=running_before)
         # The first call pays for what libraries set up once; no item should.
-        generator.generate(waiting[0][1], max_tokens=WARM_UP_TOKENS)
+        if not stopping.is_set():
+            generator.generate(waiting[0][1], max_tokens=WARM_UP_TOKENS)
         for item, one in waiting:
+            if stopping.is_set():
+                raise HandedBack
             started_at = timezone.now()
             generated = generator.generate(one, max_tokens=int(one.body["max_tokens"]))
             if generated.prompt_tokens != len(one.prompt_token_ids):
