@@ -65,6 +65,19 @@ def test_renewing_keeps_a_lease_and_takes_up_one_that_ran_out_unclaimed(shard: S
     assert leases.renew("two") == 0
 
 
+def test_a_worker_that_starts_ends_the_leases_of_its_killed_forerunners(shard: Shard) -> None:
+    import os
+
+    claimed(shard, f"here:{os.getpid()}:aa")
+    assert leases.end_leases_of_the_dead("here") == 0  # that process lives
+
+    Shard.objects.update(lease_owner="here:4194305:bb")  # above Linux's highest process number
+    assert leases.end_leases_of_the_dead("elsewhere") == 0
+    assert leases.end_leases_of_the_dead("here") == 1
+
+    claimed(shard, "two")
+
+
 def test_a_late_workers_result_is_dropped(shard: Shard, answer: Any) -> None:
     late = claimed(shard)
     let_the_lease_run_out(shard)

@@ -6,6 +6,7 @@ All times are the database's: the clocks of hosts need not agree.
 from dataclasses import dataclass
 from datetime import timedelta
 
+import psutil
 from django.db import transaction
 from django.db.models import F, Q
 from django.db.models.functions import Now
@@ -89,6 +90,22 @@ def release(lease: Lease, *, again_in_a_while: bool = False, attempt_counts: boo
                 status=Request.Status.QUEUED
             )
     return bool(held)
+
+
+def end_leases_of_the_dead(host_name: str) -> int:
+    """Ends the leases of workers of this machine that were killed, so that none is waited for; returns how many.
+
+    Were one alive after all (in another container under the same name), the fence keeps its results out.
+    """
+    ended = 0
+    held = Shard.objects.filter(status=Shard.Status.LEASED, lease_owner__startswith=f"{host_name[:80]}:")
+    for owner in held.order_by().values_list("lease_owner", flat=True).distinct():
+        pid = owner.split(":")[-2]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            ended += Shard.objects.filter(lease_owner=owner, status=Shard.Status.LEASED).update(
+                lease_expires_at=Now() - timedelta(seconds=1), dispatched_at=None
+            )
+    return ended
 
 
 _free = Q(status=Shard.Status.QUEUED) | Q(status=Shard.Status.LEASED, lease_expires_at__lt=Now())

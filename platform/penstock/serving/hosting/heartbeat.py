@@ -43,6 +43,7 @@ class Heartbeat:
         leases.renew(self.host.owner)
         written = {"url": self.url, "facts": self.facts, "state": self.state(), "heartbeat_at": Now()}
         if not self.enrolled:
+            leases.end_leases_of_the_dead(self.host.name)
             EngineHost.objects.update_or_create(name=self.host.name, defaults={**written, "started_at": Now()})
             self.enrolled = True
         else:
