@@ -1,11 +1,21 @@
 """The web process: uvicorn with Django's ASGI application."""
 
+import os
+import threading
+
+import django
 import uvicorn
 
 from penstock.config import config
 
 
 def main() -> None:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "penstock.settings")
+    django.setup()
+    from penstock.serving.outcome import warm_up
+
+    # The checks of an output load a language model of a second or so: before the first answer, not within it.
+    threading.Thread(target=warm_up, name="warm", daemon=True).start()
     settings = config()
     uvicorn.run(
         "penstock.asgi:application",

@@ -105,6 +105,8 @@ def _finish(batch_id: str) -> bool:
             "task_version": batch.task_version,
             "total": batch.total,
             **counts,
+            # Lets the verifier show that no finished request was left out of a bundle.
+            "request_leaves": sum(counts.values()),
             "output_sha256": output.sha256 if output else None,
             "error_sha256": errors.sha256 if errors else None,
         },

@@ -46,12 +46,14 @@ def main() -> None:
     from penstock.serving.hosting.heartbeat import Heartbeat
     from penstock.serving.hosting.host import EngineHostProcess, set_current_host
     from penstock.serving.hosting.listener import Listener
+    from penstock.serving.hosting.warmth import warm
 
     host = EngineHostProcess()
     set_current_host(host)
     listener = Listener(host)
     heartbeat = Heartbeat(host, url=listener.start(), facts=host_facts())
     heartbeat.start()
+    threading.Thread(target=warm, args=(host.engines,), name="warm", daemon=True).start()
 
     def on_shutdown(**_: Any) -> None:
         # From a thread: Celery sends this from its signal handler, where taking a lock could deadlock.
