@@ -2,6 +2,7 @@
 
 import datetime as dt
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -206,34 +207,61 @@ def start_worker(run: Any, home: Path) -> subprocess.Popen[bytes]:
             **os.environ,
             "DATABASE_URL": url,
             "PENSTOCK_HOME": str(home),
-            "PENSTOCK_THREADS": "2",
+            "PENSTOCK_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
             "DJANGO_SETTINGS_MODULE": "penstock.settings",
             "PYTHONPATH": f"{ROOT / 'platform'}{os.pathsep}{ROOT}",
         },
     )
 
 
-def test_a_killed_worker_repeats_no_finished_item_of_a_real_baseline(
-    make_pilot: Any, people: Any, upload: Any, item_line: Any, home: Path
+@pytest.fixture
+def tiny_source(starter_store: Path, tmp_path: Path) -> Path:
+    """A Llama of two thin layers that never ends by itself, with the starter model's tokenizer: loads in no time."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    shape = {"vocab_size": 49152, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 2048}
+    model = LlamaForCausalLM(LlamaConfig(**shape, **heads, bos_token_id=None, eos_token_id=None))
+    folder = tmp_path / "tiny"
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text((starter_store / "tokenizer.json").read_text())
+    template = json.loads((starter_store / "tokenizer_settings.json").read_text())["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return folder
+
+
+def test_a_killed_worker_repeats_no_finished_item(
+    make_pilot: Any, people: Any, upload: Any, item_line: Any, home: Path, tiny_source: Path
 ) -> None:
-    """With the real model through transformers, in processes of their own, one of them ended by SIGKILL."""
-    lines = [item_line(number, max_tokens=12) for number in range(1, 5)]
-    run = start_baseline(user=people.pilot_manager, pilot=make_pilot(items=4, items_file=upload(lines)))
+    """Through transformers, in worker processes of their own, the first of them ended by SIGKILL."""
+    from inference.weights.sources import open_source
+
+    count = 12
+    lines = [item_line(number, max_tokens=64) for number in range(1, count + 1)]
+    pilot = make_pilot(items=count, items_file=upload(lines))
+    release = pilot.task.model_release
+    release.source_path, release.source_digest = str(tiny_source), open_source(tiny_source).digest()
+    release.save()
+    run = start_baseline(user=people.pilot_manager, pilot=pilot)
     worker = start_worker(run, home)
     while not run.items.exists():
         assert worker.poll() is None, "the worker ended before it could be killed"
-        time.sleep(0.05)
+        time.sleep(0.01)
     worker.send_signal(signal.SIGKILL)
     worker.wait()
     finished = dict(run.items.values_list("custom_id", "duration_seconds"))
-    assert 0 < len(finished) < 4
+    assert 0 < len(finished) < count
     die(run)
     assert start_worker(run, home).wait() == 0
     run.refresh_from_db()
     assert run.status == BaselineRun.Status.COMPLETED, run.error_message
     after = dict(run.items.values_list("custom_id", "duration_seconds"))
-    assert len(after) == 4
+    assert len(after) == count
     assert finished.items() <= after.items()
     assert run.method["interruptions"] == 1
     assert all(seconds > 0 for seconds in after.values())
+    assert set(run.items.values_list("output_tokens", flat=True)) == {64}
     assert run.method["libraries"]["torch"].startswith("2.")
