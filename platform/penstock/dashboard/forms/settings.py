@@ -4,6 +4,7 @@ import datetime as dt
 from typing import Any
 
 from django import forms
+from django.forms.models import fields_for_model
 from django.utils.translation import gettext_lazy as _
 
 from penstock.accounts.access import has_role, teams_of
@@ -14,16 +15,12 @@ from penstock.telemetry.models import RateCard
 from penstock.telemetry.rates import FIELDS
 
 
-class RateCardForm(forms.ModelForm[RateCard]):
-    """The rates in force; the service checks and keeps them as a new card."""
-
-    class Meta:
-        model = RateCard
-        fields = FIELDS
+class RateCardForm(HouseForm):
+    """The rates in force, with the model's fields; the service checks them and keeps them as a new card."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("label_suffix", "")
         super().__init__(*args, **kwargs)
+        self.fields.update(fields_for_model(RateCard, fields=FIELDS))
         self.fields["hardware_price"].help_text = _("What the host cost, new, in the currency above.")
         self.fields["power_watts"].help_text = _("Measured at the wall while a batch runs, if you can.")
         self.fields["electricity_price_per_kwh"].help_text = _("In the currency above.")
