@@ -1,0 +1,307 @@
+"""The running batch: who joins, who leaves, and that nobody's output depends on the others."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from inference import Completion, Engine, SamplingParams
+from inference.loading import MemoryBudgetError
+from inference.request import GenerationRequest, InvalidRequest, TokenEvent
+
+TEXTS = [
+    "What is the capital of France?",
+    "請用中文介紹台北。",
+    "def add(a, b):",
+    "Describe a ceramic mug. " * 12,
+    "🎉 party",
+]
+
+
+class Listener:
+    """Collects what a request reports."""
+
+    def __init__(self) -> None:
+        self.events: list[TokenEvent] = []
+        self.completions: list[Completion] = []
+        self.ended = threading.Event()
+        self.begun = threading.Event()
+
+    def on_token(self, event: TokenEvent) -> None:
+        self.events.append(event)
+        self.begun.set()
+
+    def on_finish(self, completion: Completion) -> None:
+        self.completions.append(completion)
+        self.ended.set()
+
+
+def submit(engine: Engine, name: str, prompt: list[int], sampling: SamplingParams, priority: int = 0) -> Listener:
+    listener = Listener()
+    engine.submit(
+        GenerationRequest(name, tuple(prompt), sampling, priority),
+        on_token=listener.on_token,
+        on_finish=listener.on_finish,
+    )
+    return listener
+
+
+def step_until(engine: Engine, *listeners: Listener) -> None:
+    while not all(listener.completions for listener in listeners):
+        assert engine.step()
+
+
+def chat(engine: Engine, text: str) -> list[int]:
+    return engine.tokenizer.encode_chat([{"role": "user", "content": text}])
+
+
+def test_outputs_are_the_same_alone_and_in_any_mixed_batch(engine: Engine) -> None:
+    prompts = [chat(engine, text) for text in TEXTS]
+    samplings = [
+        SamplingParams(max_tokens=12, ignore_eos=True),
+        SamplingParams(max_tokens=20, ignore_eos=True),
+        SamplingParams(max_tokens=16, temperature=0.9, seed=4, ignore_eos=True),
+        SamplingParams(max_tokens=9, temperature=1.3, top_p=0.8, seed=5, ignore_eos=True),
+        SamplingParams(max_tokens=14, ignore_eos=True),
+    ]
+    alone = [
+        engine.generate([prompt], sampling)[0].token_ids for prompt, sampling in zip(prompts, samplings, strict=True)
+    ]
+    for seed in range(3):
+        order = list(range(len(prompts))) * 2
+        random.Random(seed).shuffle(order)
+        mixed = engine.generate([prompts[i] for i in order], [samplings[i] for i in order])
+        assert [completion.token_ids for completion in mixed] == [alone[i] for i in order]
+
+
+def test_a_request_that_joins_midway_changes_nothing_for_those_that_run(engine: Engine) -> None:
+    first, second = chat(engine, TEXTS[0]), chat(engine, TEXTS[3])
+    sampling = SamplingParams(max_tokens=16, ignore_eos=True)
+    alone = [
+        completion.token_ids
+        for completion in (*engine.generate([first], sampling), *engine.generate([second], sampling))
+    ]
+    early = submit(engine, "early", first, sampling)
+    for _ in range(5):
+        engine.step()
+    late = submit(engine, "late", second, sampling)
+    step_until(engine, early, late)
+    assert [early.completions[0].token_ids, late.completions[0].token_ids] == alone
+
+
+def test_seeds_repeat_and_differ(engine: Engine) -> None:
+    prompt = chat(engine, "Tell me a story.")
+    first, again, other, free = engine.generate(
+        [prompt] * 4, [SamplingParams(max_tokens=16, temperature=1.0, seed=seed) for seed in (1, 1, 2, None)]
+    )
+    assert first.token_ids == again.token_ids != other.token_ids
+    assert free.error is None
+
+
+def test_a_tiny_nucleus_is_greedy(engine: Engine) -> None:
+    prompt = chat(engine, TEXTS[0])
+    greedy, drawn = engine.generate(
+        [prompt] * 2,
+        [SamplingParams(max_tokens=8), SamplingParams(max_tokens=8, temperature=1.0, top_p=1e-6, seed=3)],
+    )
+    assert greedy.token_ids == drawn.token_ids
+
+
+def test_the_texts_of_all_events_add_up_to_the_completions_text(engine: Engine) -> None:
+    listeners = [
+        submit(engine, f"r{i}", chat(engine, text), SamplingParams(max_tokens=24, stop=("。", "the ")))
+        for i, text in enumerate(TEXTS)
+    ]
+    step_until(engine, *listeners)
+    for listener in listeners:
+        (completion,) = listener.completions
+        assert "".join(event.text for event in listener.events) == completion.text
+        assert tuple(token for event in listener.events for token in event.token_ids) == completion.token_ids
+        assert not any("\ufffd" in event.text for event in listener.events[:-1])
+        assert "the " not in completion.text
+
+
+def test_a_stop_string_across_token_borders_ends_the_output_before_it(engine: Engine) -> None:
+    prompt = chat(engine, TEXTS[0])
+    (whole,) = engine.generate([prompt], SamplingParams(max_tokens=20))
+    assert whole.text == "The capital of France is Paris."
+    (stopped,) = engine.generate([prompt], SamplingParams(max_tokens=20, stop=("ital of Fr", "never")))
+    assert stopped.text == "The cap"
+    assert stopped.finish_reason == "stop"
+    assert stopped.output_tokens < whole.output_tokens
+    assert stopped.token_ids == whole.token_ids[: stopped.output_tokens]
+
+
+def test_length_and_end_token_are_told_apart(engine: Engine) -> None:
+    prompt = chat(engine, TEXTS[0])
+    cut, ended, on, least = engine.generate(
+        [prompt] * 4,
+        [
+            SamplingParams(max_tokens=3),
+            SamplingParams(max_tokens=20),
+            SamplingParams(max_tokens=20, ignore_eos=True),
+            SamplingParams(max_tokens=20, min_tokens=15),
+        ],
+    )
+    assert (cut.finish_reason, cut.output_tokens) == ("length", 3)
+    assert ended.finish_reason == "stop" and ended.token_ids[-1] in engine.tokenizer.eos_token_ids
+    assert (on.finish_reason, on.output_tokens) == ("length", 20)
+    assert least.output_tokens >= 15 and 2 not in least.token_ids[:14]
+
+
+def test_a_bad_request_ends_with_an_error_that_says_why_and_harms_nobody(engine: Engine) -> None:
+    good = submit(engine, "good", chat(engine, TEXTS[0]), SamplingParams(max_tokens=20))
+    bad = {
+        "empty": (submit(engine, "empty", [], SamplingParams()), "at least one token"),
+        "long": (
+            submit(engine, "long", [5] * 8192, SamplingParams()),
+            "has 8192 tokens; this model takes at most 8191",
+        ),
+        "alien": (submit(engine, "alien", [5, 49152], SamplingParams()), "49152 is not in the vocabulary"),
+        "negative": (submit(engine, "negative", [-1], SamplingParams()), "-1 is not in the vocabulary"),
+        "good": (submit(engine, "good", [5], SamplingParams()), "'good' is in use"),
+    }
+    step_until(engine, good, *(listener for listener, _ in bad.values()))
+    assert good.completions[0].text == "The capital of France is Paris."
+    for listener, message in bad.values():
+        (completion,) = listener.completions
+        assert completion.finish_reason == "error"
+        assert completion.error is not None and message in completion.error
+        assert completion.output_tokens == 0
+
+
+def test_special_tokens_alone_are_a_prompt_like_any_other(engine: Engine) -> None:
+    (completion,) = engine.generate([[0, 1, 2, 1, 2]], SamplingParams(max_tokens=4))
+    assert completion.error is None
+
+
+def test_callbacks_that_fail_are_contained(engine: Engine) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("not the engine's fault")
+
+    engine.submit(GenerationRequest("failing", (5, 6), SamplingParams(max_tokens=3)), on_token=fail, on_finish=fail)
+    fine = submit(engine, "fine", chat(engine, TEXTS[0]), SamplingParams(max_tokens=20))
+    step_until(engine, fine)
+    assert fine.completions[0].text == "The capital of France is Paris."
+
+
+def test_a_cancelled_request_keeps_what_it_has_and_frees_its_place(engine: Engine) -> None:
+    doomed = submit(engine, "doomed", chat(engine, TEXTS[0]), SamplingParams(max_tokens=200, ignore_eos=True))
+    other = submit(engine, "other", chat(engine, TEXTS[1]), SamplingParams(max_tokens=8, ignore_eos=True))
+    waiting = submit(engine, "waiting", chat(engine, TEXTS[2]), SamplingParams(max_tokens=8))
+    engine.cancel("waiting")
+    for _ in range(4):
+        engine.step()
+    engine.cancel("doomed")
+    engine.cancel("unknown")
+    step_until(engine, doomed, other, waiting)
+    (completion,) = doomed.completions
+    assert completion.finish_reason == "cancelled"
+    assert 0 < completion.output_tokens < 8
+    assert waiting.completions[0].finish_reason == "cancelled"
+    assert other.completions[0].finish_reason == "length"
+    assert engine.stats().cache_pages_used == 0
+
+
+def test_an_urgent_request_is_admitted_before_those_that_wait(smollm2_store: Path) -> None:
+    engine = Engine.load(smollm2_store, threads=2, max_batch=1, memory_bytes=1024**3)
+    ended: list[str] = []
+    for name, priority in [("running", 5), ("patient", 5), ("urgent", 0)]:
+        if name == "patient":
+            engine.step()
+        engine.submit(
+            GenerationRequest(name, (5, 6, 7), SamplingParams(max_tokens=3, ignore_eos=True), priority),
+            on_finish=lambda completion: ended.append(completion.request_id),
+        )
+    while len(ended) < 3:
+        assert engine.step()
+    assert ended == ["running", "urgent", "patient"]
+
+
+def test_memory_is_never_promised_twice(smollm2_store: Path) -> None:
+    probe = Engine.load(smollm2_store, threads=2, max_batch=8, token_budget=256, memory_bytes=240 * 1024**2)
+    total = probe.stats().cache_pages_total
+    assert 2 <= total < 8 * 8192 // 32
+    too_long = total * 32 + 1
+    prompts = [[5 + i] * 20 for i in range(6)]
+    # Each may need more than half of the pages, so they can only go one after the other.
+    half = total * 32 // 2
+    (refused,) = probe.generate([[5] * 30], SamplingParams(max_tokens=min(too_long, 8000), ignore_eos=True))
+    assert refused.finish_reason == "error" and "cache pages" in (refused.error or "")
+    listeners = [
+        submit(probe, f"r{i}", prompt, SamplingParams(max_tokens=half, min_tokens=0))
+        for i, prompt in enumerate(prompts)
+    ]
+    for _ in range(12):
+        probe.step()
+        assert probe.stats().cache_pages_used <= total
+        assert probe.stats().running <= 2
+    for i in range(6):
+        probe.cancel(f"r{i}")
+    probe.stop()
+    assert all(listener.completions[0].finish_reason in ("cancelled", "stop") for listener in listeners)
+    assert probe.stats().cache_pages_used == 0
+
+
+def test_a_budget_without_room_for_a_cache_is_refused_with_figures(smollm2_store: Path) -> None:
+    with pytest.raises(MemoryBudgetError, match=r"budget of 1000000 bytes"):
+        Engine.load(smollm2_store, threads=2, memory_bytes=1_000_000)
+
+
+def test_compute_seconds_add_up_to_the_busy_time(engine: Engine) -> None:
+    before = engine.stats()
+    completions = engine.generate([chat(engine, text) for text in TEXTS], SamplingParams(max_tokens=10))
+    after = engine.stats()
+    busy = after.busy_seconds - before.busy_seconds
+    assert sum(completion.compute_seconds for completion in completions) == pytest.approx(busy)
+    for completion in completions:
+        assert completion.ttft_seconds is not None
+        assert 0 <= completion.queued_seconds <= completion.ttft_seconds <= completion.duration_seconds
+    assert after.output_tokens - before.output_tokens == sum(completion.output_tokens for completion in completions)
+    assert after.prefill_tokens - before.prefill_tokens == sum(completion.prompt_tokens for completion in completions)
+
+
+def test_a_background_thread_serves_many_threads_and_stops_cleanly(engine: Engine) -> None:
+    prompts = [chat(engine, text) for text in TEXTS]
+    sampling = SamplingParams(max_tokens=8, ignore_eos=True)
+    expected = [completion.token_ids for completion in engine.generate(prompts, sampling)]
+    engine.start()
+    engine.start()
+    results: dict[int, list[Completion]] = {}
+
+    def work(index: int) -> None:
+        results[index] = engine.generate(prompts, sampling)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all([completion.token_ids for completion in done] == expected for done in results.values())
+    endless = submit(engine, "endless", prompts[0], SamplingParams(max_tokens=4000, ignore_eos=True))
+    assert endless.begun.wait(60)
+    engine.stop()
+    assert endless.completions[0].finish_reason == "cancelled"
+    assert engine.generate(prompts[:1], sampling)[0].token_ids == expected[0]
+
+
+def test_an_unusable_sampling_is_refused_by_field() -> None:
+    for field, values in {
+        "max_tokens": {"max_tokens": 0},
+        "temperature": {"temperature": -0.1},
+        "top_p": {"top_p": 0.0},
+        "stop": {"stop": ("",)},
+        "min_tokens": {"min_tokens": 300},
+        "seed": {"seed": 2**64},
+    }.items():
+        with pytest.raises(InvalidRequest) as caught:
+            SamplingParams(**values)  # type: ignore[arg-type]
+        assert caught.value.field == field
+
+
+def test_as_many_samplings_as_prompts_are_wanted(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="2 given for 1"):
+        engine.generate([[5]], [SamplingParams(), SamplingParams()])

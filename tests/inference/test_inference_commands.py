@@ -1,0 +1,69 @@
+"""The command line, the benchmark's result line, and the baseline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inference.__main__ import main
+from inference.baseline import NaiveBaseline
+from inference.bench.__main__ import main as bench
+
+
+def test_generate_writes_the_text_as_it_comes(smollm2_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompt = ["--chat", "--prompt", "What is the capital of France?"]
+    assert main(["generate", "--model", str(smollm2_store), *prompt, "--stop", " Paris", "--threads", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "The capital of France is\n"
+    assert "[stop: 37 tokens in, 6 out" in err
+    assert main(["generate", "--model", str(smollm2_store), *prompt, "--max-tokens", "20", "--json"]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert line["text"] == "The capital of France is Paris."
+    assert line["finish_reason"] == "stop"
+
+
+def test_import_and_verify_tell_the_digest(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    assert main(["import", str(tiny_folder), str(store), "--quantize", "int4"]) == 0
+    digest = json.loads((store / "manifest.json").read_text("utf-8"))["digest"]
+    assert digest in capsys.readouterr().out
+    assert main(["verify", str(store)]) == 0
+    assert digest in capsys.readouterr().out
+    (store / "layer_000.bin").write_bytes(b"short")
+    assert main(["verify", str(store)]) == 1
+    assert "layer_000.bin" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there_is_an_error_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--model", "/nowhere/model.gguf", "--prompt", "x"]) == 1
+    assert "/nowhere/model.gguf: does not exist" in capsys.readouterr().err
+
+
+def test_the_benchmarks_line_has_the_keys_that_outsiders_compare(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    main(["import", str(tiny_folder), str(store)])
+    capsys.readouterr()
+    sizes = ["--batch", "2", "3", "--prompt", "8", "--new", "4", "--threads", "2"]
+    assert bench(["resident", "--model", str(store), *sizes, "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["batch"] for line in lines] == [2, 3]
+    for line in lines:
+        assert {"engine", "batch", "prompt", "new", "seconds", "output_tokens_per_s"} <= line.keys()
+        assert (line["engine"], line["prompt"], line["new"]) == ("penstock", 8, 4)
+
+
+def test_the_baseline_answers_and_says_in_what_it_computed(smollm2_gguf: Path) -> None:
+    baseline = NaiveBaseline.load(smollm2_gguf, threads=2)
+    assert baseline.dtype in ("float32", "bfloat16")
+    done = baseline.generate([{"role": "user", "content": "What is the capital of France?"}], 20)
+    assert done.text == "The capital of France is Paris."
+    assert (done.prompt_tokens, done.output_tokens, done.finish_reason) == (37, 8, "stop")
+    assert done.ttft_seconds is not None and 0 < done.ttft_seconds <= done.duration_seconds
+    cut = baseline.generate([{"role": "user", "content": "What is the capital of France?"}], 3)
+    assert (cut.output_tokens, cut.finish_reason) == (3, "length")
