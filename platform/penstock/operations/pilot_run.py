@@ -76,7 +76,8 @@ def measure(*, user: User, pilot: Pilot, quiet: bool) -> Pilot:
             bars.update(bar, completed=finished, total=batch.total or None)
         if batch.status != Batch.Status.COMPLETED:
             raise PilotRunError(
-                _("The trial batch %(id)s ended as %(status)s.") % {"id": batch.id, "status": batch.get_status_display()}
+                _("The trial batch %(id)s ended as %(status)s.")
+                % {"id": batch.id, "status": batch.get_status_display()}
             )
     pilot.refresh_from_db()
     return pilot
