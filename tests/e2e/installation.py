@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import psycopg
 
@@ -156,3 +157,20 @@ class Installation:
                     process.info["cmdline"] or []
                 ):
                     process.kill()
+
+
+@contextlib.contextmanager
+def signed_in(installation: Installation) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=installation.url, follow_redirects=True, timeout=60) as client:
+        client.get("/sign-in/")
+        answer = client.post(
+            "/sign-in/",
+            data={
+                "username": "admin",
+                "password": PASSWORD,
+                "csrfmiddlewaretoken": client.cookies[f"penstock_csrf_{installation.port}"],
+            },
+            headers={"Referer": f"{installation.url}/sign-in/"},
+        )
+        assert answer.status_code == 200
+        yield client

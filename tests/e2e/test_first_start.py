@@ -7,8 +7,7 @@ import zipfile
 from decimal import Decimal
 from pathlib import Path
 
-import httpx
-from installation import PASSWORD, Installation, wait_for
+from installation import Installation, signed_in, wait_for
 from openai import OpenAI
 
 
@@ -142,20 +141,6 @@ def test_no_prompt_text_is_in_the_ledger_or_the_bundle(
     assert b"grown above 1,300 metres" not in everything
 
 
-def signed_in(installation: Installation) -> httpx.Client:
-    client = httpx.Client(base_url=installation.url, follow_redirects=True, timeout=60)
-    page = client.get("/sign-in/")
-    token = client.cookies.get(f"penstock_csrf_{installation.port}")
-    assert token, page.text[:300]
-    answer = client.post(
-        "/sign-in/",
-        data={"username": "admin", "password": PASSWORD, "csrfmiddlewaretoken": token},
-        headers={"Referer": f"{installation.url}/sign-in/"},
-    )
-    assert answer.status_code == 200
-    return client
-
-
 def test_the_batchs_figures_equal_sql(installation: Installation, sample_batch: str) -> None:
     tokens, seconds, cost = installation.query(
         """
@@ -178,7 +163,8 @@ def test_every_page_opens_in_both_languages(installation: Installation, sample_b
         for language in ("en", "zh-hant"):
             client.cookies.set("penstock_language", language)
             for path in ("/", "/tasks/", "/batches/", f"/batches/{sample_batch}/", "/requests/", "/fairness/",
-                         "/controls/", "/pilots/", "/models/", "/settings/"):  # fmt: skip
+                         "/controls/", "/controls/iso-iec-42001-2023/", "/controls/nist-ai-rmf-1.0/", "/ledger/", "/pilots/",
+                         "/models/", "/settings/rates/", "/settings/keys/", "/settings/people/"):  # fmt: skip
                 page = client.get(path)
                 assert page.status_code == 200, f"{path}: {page.status_code}"
                 assert 'lang="zh-hant"' in page.text.lower() if language == "zh-hant" else 'lang="en"' in page.text
