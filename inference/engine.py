@@ -18,7 +18,7 @@ import torch
 
 from inference.cache.pages import pages_for
 from inference.errors import StoreError
-from inference.loading import ComputeChoice, LoadedModel, load_model
+from inference.loading import ComputeChoice, LoadedModel, load_model, workspace_bytes
 from inference.model.batch import build_batch
 from inference.request import Completion, FinishReason, GenerationRequest, InvalidRequest, SamplingParams, TokenEvent
 from inference.sampling import choose_tokens
@@ -101,6 +101,18 @@ class Engine:
             path, compute=compute, max_batch=max_batch, token_budget=token_budget, memory_bytes=memory_bytes
         )
         return cls(model, threads=count, max_batch=max_batch, token_budget=token_budget)
+
+    @property
+    def cache_page_bytes(self) -> int:
+        """Bytes of one page of the key-value cache, over all layers."""
+        return sum(layer[0].nbytes for layer in self._model.cache.layers)
+
+    @property
+    def memory_bytes_at_most(self) -> int:
+        """What weights, a full cache and the largest step come to; less is in use until the cache has been filled."""
+        scheduler, decoder = self._scheduler, self._model.decoder
+        workspace = workspace_bytes(self.manifest.config, scheduler.max_batch, scheduler.token_budget)
+        return decoder.nbytes + workspace + self.cache_page_bytes * self._model.pages.total
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -30,6 +30,7 @@ from inference.weights.tokenizer_files import TOKENIZER_NAME
 logger = logging.getLogger(__name__)
 
 ComputeChoice = Literal["auto", "fp32", "bf16", "int8"]
+_WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 _CACHE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
 
 
@@ -83,6 +84,11 @@ def load_model(
     config = manifest.config
     budget = default_budget_bytes() if memory_bytes is None else memory_bytes
     chosen: Compute = fastest_compute() if compute == "auto" else compute
+    least = manifest.parameters * _WEIGHT_BYTES[chosen]
+    if budget < least:
+        raise MemoryBudgetError(
+            f"a budget of {budget} bytes does not hold {manifest.parameters} weights in {chosen}: they need {least}"
+        )
     decoder = Decoder.load(store, chosen, choose_kernels(config, chosen))
     tokenizer = Tokenizer.load(store) if TOKENIZER_NAME in manifest.tokenizer_files else None
     dtype = _CACHE_DTYPES[chosen]

@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from inference.errors import QuantizationError
 from inference.kernels.base import Compute, Rows
-from inference.quant.rotation import block_of, rotate_blocks
+from inference.quant.rotation import rotate_weight
 
 
 class Linear(Protocol):
@@ -34,8 +34,7 @@ class Int8Linear:
 
     def __init__(self, name: str, weight: torch.Tensor) -> None:
         """weight: float32 [N, K]; raises QuantizationError on NaN or infinity."""
-        # The other half of the rotation that the kernels give the rows, and its factor: H H = block * identity.
-        weight = rotate_blocks(weight) / block_of(weight.shape[1])
+        weight = rotate_weight(weight)
         largest = weight.abs().amax(dim=1)
         if not bool(torch.isfinite(largest).all()):
             raise QuantizationError(name, "holds NaN or infinity; int8 needs finite weights")

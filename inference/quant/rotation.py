@@ -29,3 +29,16 @@ def rotate_blocks(x: torch.Tensor) -> torch.Tensor:
         x = torch.stack([first + second, first - second], dim=2).reshape(rows, width)
         step *= 2
     return x
+
+
+def rotate_weight(weight: torch.Tensor) -> torch.Tensor:
+    """float32 [N, K] -> its columns rotated and divided by the block: the other half of a product of rotated rows.
+
+    H H = block * identity, so rotated rows times the transpose of this are the product without any rotation.
+    """
+    rows, width = weight.shape
+    block = block_of(width)
+    if block == 1:
+        return weight
+    hadamard = rotate_blocks(torch.eye(block)) / block
+    return torch.mm(weight.reshape(-1, block), hadamard).reshape(rows, width)

@@ -47,6 +47,13 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def tiny_store(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("stores") / "tiny"
+    import_model(tiny_folder, store)
+    return store
+
+
 @pytest.fixture
 def make_gguf(tmp_path: Path) -> Callable[..., Path]:
     """Writes a GGUF file with a vocabulary and no tensors, by the gguf library."""

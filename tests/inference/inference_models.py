@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 
@@ -26,3 +29,14 @@ def tiny_llama(**changes: Any) -> Any:
     torch.manual_seed(20261130)
     model: Any = LlamaForCausalLM(LlamaConfig(**(settings | changes)))
     return model.eval()
+
+
+def save_chat_model(folder: Path, store: Path) -> Any:
+    """A tiny model in a folder with the tokenizer and the chat template of a store; returns the model."""
+    settings = json.loads((store / "tokenizer_settings.json").read_text("utf-8"))
+    model = tiny_llama(vocab_size=49152, num_hidden_layers=1, tie_word_embeddings=True, max_position_embeddings=2048)
+    model.save_pretrained(folder)
+    shutil.copy(store / "tokenizer.json", folder)
+    chat = {"chat_template": settings["chat_template"], "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(chat), "utf-8")
+    return model

@@ -206,8 +206,8 @@ def test_a_cancelled_request_keeps_what_it_has_and_frees_its_place(engine: Engin
     assert engine.stats().cache_pages_used == 0
 
 
-def test_an_urgent_request_is_admitted_before_those_that_wait(smollm2_store: Path) -> None:
-    engine = Engine.load(smollm2_store, threads=2, max_batch=1, memory_bytes=1024**3)
+def test_an_urgent_request_is_admitted_before_those_that_wait(tiny_store: Path) -> None:
+    engine = Engine.load(tiny_store, threads=2, max_batch=1, memory_bytes=1024**3)
     ended: list[str] = []
     for name, priority in [("running", 5), ("patient", 5), ("urgent", 0)]:
         if name == "patient":
@@ -221,34 +221,35 @@ def test_an_urgent_request_is_admitted_before_those_that_wait(smollm2_store: Pat
     assert ended == ["running", "urgent", "patient"]
 
 
-def test_memory_is_never_promised_twice(smollm2_store: Path) -> None:
-    probe = Engine.load(smollm2_store, threads=2, max_batch=8, token_budget=256, memory_bytes=240 * 1024**2)
-    total = probe.stats().cache_pages_total
-    assert 2 <= total < 8 * 8192 // 32
-    too_long = total * 32 + 1
-    prompts = [[5 + i] * 20 for i in range(6)]
-    # Each may need more than half of the pages, so they can only go one after the other.
-    half = total * 32 // 2
-    (refused,) = probe.generate([[5] * 30], SamplingParams(max_tokens=min(too_long, 8000), ignore_eos=True))
-    assert refused.finish_reason == "error" and "cache pages" in (refused.error or "")
+def test_memory_is_never_promised_twice(tiny_store: Path) -> None:
+    roomy = Engine.load(tiny_store, threads=2, max_batch=8, token_budget=256)
+    spare = (roomy.stats().cache_pages_total - 10) * roomy.cache_page_bytes
+    engine = Engine.load(
+        tiny_store, threads=2, max_batch=8, token_budget=256, memory_bytes=roomy.memory_bytes_at_most - spare
+    )
+    assert engine.stats().cache_pages_total == 10
+    (refused,) = engine.generate([[5] * 30], SamplingParams(max_tokens=300))
+    assert refused.finish_reason == "error"
+    assert refused.error is not None and "need 11 cache pages; the engine's memory holds 10" in refused.error
+    # Each may come to need 5 of the 10 pages, so two run at a time and the others wait their turn.
     listeners = [
-        submit(probe, f"r{i}", prompt, SamplingParams(max_tokens=half, min_tokens=0))
-        for i, prompt in enumerate(prompts)
+        submit(engine, f"r{i}", [5 + i] * 20, SamplingParams(max_tokens=140, ignore_eos=True)) for i in range(5)
     ]
-    for _ in range(12):
-        probe.step()
-        assert probe.stats().cache_pages_used <= total
-        assert probe.stats().running <= 2
-    for i in range(6):
-        probe.cancel(f"r{i}")
-    probe.stop()
-    assert all(listener.completions[0].finish_reason in ("cancelled", "stop") for listener in listeners)
-    assert probe.stats().cache_pages_used == 0
+    most = 0
+    while not all(listener.completions for listener in listeners):
+        assert engine.step()
+        most = max(most, engine.stats().running)
+        assert engine.stats().cache_pages_used <= 10
+    assert most == 2
+    assert all(listener.completions[0].output_tokens == 140 for listener in listeners)
+    assert engine.stats().cache_pages_used == 0
 
 
-def test_a_budget_without_room_for_a_cache_is_refused_with_figures(smollm2_store: Path) -> None:
-    with pytest.raises(MemoryBudgetError, match=r"budget of 1000000 bytes"):
-        Engine.load(smollm2_store, threads=2, memory_bytes=1_000_000)
+def test_a_budget_without_room_is_refused_with_figures(smollm2_store: Path, tiny_store: Path) -> None:
+    with pytest.raises(MemoryBudgetError, match=r"1000000 bytes does not hold 134515008 weights in fp32"):
+        Engine.load(smollm2_store, threads=2, compute="fp32", memory_bytes=1_000_000)
+    with pytest.raises(MemoryBudgetError, match="leaves no room for a cache"):
+        Engine.load(tiny_store, threads=2, memory_bytes=2_000_000)
 
 
 def test_compute_seconds_add_up_to_the_busy_time(engine: Engine) -> None:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from inference_models import save_chat_model
 
 from inference.__main__ import main
 from inference.baseline import NaiveBaseline
@@ -18,10 +20,20 @@ def test_generate_writes_the_text_as_it_comes(smollm2_store: Path, capsys: pytes
     out, err = capsys.readouterr()
     assert out == "The capital of France is\n"
     assert "[stop: 37 tokens in, 6 out" in err
-    assert main(["generate", "--model", str(smollm2_store), *prompt, "--max-tokens", "20", "--json"]) == 0
-    line = json.loads(capsys.readouterr().out)
-    assert line["text"] == "The capital of France is Paris."
-    assert line["finish_reason"] == "stop"
+
+
+def test_generate_prints_one_json_object_a_prompt(
+    smollm2_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_chat_model(tmp_path / "chat", smollm2_store)
+    main(["import", str(tmp_path / "chat"), str(tmp_path / "store"), "--quantize", "int8"])
+    capsys.readouterr()
+    model = ["--model", str(tmp_path / "store"), "--compute", "fp32", "--threads", "2"]
+    drawn = ["--temperature", "0.9", "--seed", "3", "--max-tokens", "5"]
+    assert main(["generate", *model, "--prompt", "one", "--prompt", "one", *drawn, "--json"]) == 0
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert first["token_ids"] == second["token_ids"]
+    assert first["output_tokens"] == len(first["token_ids"]) <= 5
 
 
 def test_import_and_verify_tell_the_digest(
@@ -58,12 +70,22 @@ def test_the_benchmarks_line_has_the_keys_that_outsiders_compare(
         assert (line["engine"], line["prompt"], line["new"]) == ("penstock", 8, 4)
 
 
-def test_the_baseline_answers_and_says_in_what_it_computed(smollm2_gguf: Path) -> None:
-    baseline = NaiveBaseline.load(smollm2_gguf, threads=2)
+def test_the_baseline_answers_as_transformers_does_and_says_in_what_it_computed(
+    smollm2_store: Path, tmp_path: Path
+) -> None:
+    model = save_chat_model(tmp_path / "chat", smollm2_store)
+    baseline = NaiveBaseline.load(tmp_path / "chat", threads=2)
     assert baseline.dtype in ("float32", "bfloat16")
-    done = baseline.generate([{"role": "user", "content": "What is the capital of France?"}], 20)
-    assert done.text == "The capital of France is Paris."
-    assert (done.prompt_tokens, done.output_tokens, done.finish_reason) == (37, 8, "stop")
+    messages = [{"role": "user", "content": "你好 🎉"}]
+    done = baseline.generate(messages, 6)
+    ids = torch.tensor([baseline.tokenizer.encode_chat(messages)])
+    with torch.inference_mode():
+        model = model.to(getattr(torch, baseline.dtype))
+        expected = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False, eos_token_id=2, pad_token_id=2
+        )
+    made = expected[0, ids.shape[1] :].tolist()
+    assert done.text == baseline.tokenizer.decode(made)
+    assert (done.prompt_tokens, done.output_tokens) == (ids.shape[1], len(made))
+    assert done.finish_reason == ("stop" if made[-1] == 2 else "length")
     assert done.ttft_seconds is not None and 0 < done.ttft_seconds <= done.duration_seconds
-    cut = baseline.generate([{"role": "user", "content": "What is the capital of France?"}], 3)
-    assert (cut.output_tokens, cut.finish_reason) == (3, "length")
