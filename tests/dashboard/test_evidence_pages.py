@@ -128,3 +128,12 @@ def test_the_whole_ledger_is_verified_on_request(world: Any, people: Any, as_per
 def test_only_an_administrator_sees_events_of_all_teams(world: Any, people: Any, as_person: Any) -> None:
     assert "foreign-task" not in as_person(people.auditor).get("/ledger/").content.decode()
     assert "foreign-task" in as_person(people.administrator).get("/ledger/").content.decode()
+
+
+def test_the_overviews_batches_follow_themselves_until_none_runs(world: Any, people: Any, as_person: Any) -> None:
+    client = as_person(people.operator)
+    assert 'hx-trigger="every 5s"' in client.get("/overview/batches/").content.decode()
+    type(world.running).objects.filter(pk=world.running.pk).update(status="expired")
+    part = client.get("/overview/batches/").content.decode()
+    assert "hx-trigger" not in part
+    assert "running.jsonl" in part and "<html" not in part

@@ -11,6 +11,7 @@ from penstock.dashboard.urls import PAGES
 # Pages that anybody signed in may see, whose content then is the person's own.
 LISTS = (
     "overview",
+    "overview-batches",
     "tasks",
     "releases",
     "batches",

@@ -30,6 +30,7 @@ OPEN: list[URLPattern | URLResolver] = [
 
 PAGES: dict[str, tuple[str, Callable[..., HttpResponseBase]]] = {
     "overview": ("", overview.index),
+    "overview-batches": ("overview/batches/", overview.batches),
     "tasks": ("tasks/", tasks.index),
     "task-new": ("new/task/", tasks.create),
     "task": ("tasks/<slug:name>/", tasks.detail),

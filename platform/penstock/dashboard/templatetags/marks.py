@@ -1,8 +1,8 @@
 """Statuses and verdicts as a word with a shape: colour never stands alone, and means the same on every page."""
 
 from django import template
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
+from django.utils.html import escape, format_html
+from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import pgettext_lazy
 
@@ -91,3 +91,11 @@ def yes_no(value: bool | None) -> SafeString:
     if value:
         return format_html('<span class="mark mark-good"><span aria-hidden="true">✓</span>{}</span>', _("yes"))
     return format_html('<span class="mark mark-bad"><span aria-hidden="true">✕</span>{}</span>', _("no"))
+
+
+@register.filter
+def code(text: str) -> SafeString:
+    """Plain text in which `backticks` mark what one types."""
+    parts = escape(text).split("`")
+    marked = [f"<code>{part}</code>" if number % 2 else part for number, part in enumerate(parts)]
+    return mark_safe("".join(marked))  # noqa: S308  # escaped above

@@ -37,15 +37,10 @@ def index(request: HttpRequest) -> HttpResponse:
     now = timezone.now()
     month = now.astimezone(dt.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     finished = requests_visible_to(user).filter(status__in=Request.FINISHED)
-    batches = batches_visible_to(user).select_related("task", "input_file")
-    running = list(batches.filter(status__in=UNFINISHED)[:10])
-    recent = list(batches.exclude(status__in=UNFINISHED)[:6])
     days = daily(user, days=WINDOW_DAYS)
     tasks = list(tasks_visible_to(user).filter(status=Task.Status.ACTIVE)[:SHOWN_TASKS])
     context = {
-        "running": running,
-        "recent": recent,
-        "batch_rows": [(batch, progress(batch)) for batch in (*running, *recent)],
+        **batch_table(user),
         "month": summarize(finished.filter(finished_at__gte=month), per="active"),
         "window": summarize(finished.filter(finished_at__gte=now - dt.timedelta(days=WINDOW_DAYS)), per="active"),
         "window_days": WINDOW_DAYS,
@@ -61,6 +56,23 @@ def index(request: HttpRequest) -> HttpResponse:
         "steps": first_steps(user),
     }
     return render(request, "dashboard/overview.html", context)
+
+
+@require_safe
+def batches(request: HttpRequest) -> HttpResponse:
+    """The part of the page that moves, by itself: it asks for no coverage and no figures of a month."""
+    return render(request, "dashboard/overview_batches.html", batch_table(viewer(request)))
+
+
+def batch_table(user: User) -> dict[str, object]:
+    rows = batches_visible_to(user).select_related("task", "input_file")
+    running = list(rows.filter(status__in=UNFINISHED)[:10])
+    recent = list(rows.exclude(status__in=UNFINISHED)[:6])
+    return {
+        "running": running,
+        "recent": recent,
+        "batch_rows": [(batch, progress(batch)) for batch in (*running, *recent)],
+    }
 
 
 def objectives(user: User, tasks: list[Task], now: dt.datetime) -> list[tuple[Task, list[tuple[str, ObjectiveResult]]]]:
