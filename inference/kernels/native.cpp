@@ -24,6 +24,9 @@ using shorts = uint16_t __attribute__((vector_size(32)));
 using words = uint32_t __attribute__((vector_size(64)));
 using bytes = int8_t __attribute__((vector_size(16)));
 
+// Below this many elements a row loop is done sooner by one thread than by waking another.
+constexpr int64_t WORTH_THREADS = 32768;
+
 enum RowKind { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
 
 inline floats load(const float* p) { floats v; std::memcpy(&v, p, sizeof v); return v; }
@@ -258,8 +261,11 @@ constexpr int TILE = GROUP >= 12 ? 1 : 12 / GROUP;
 template <class KV>
 void attend_all(const float* q, const int32_t* positions, const KV* layer, const int32_t* starts, const int32_t* table,
                 int64_t segments, int64_t table_width, int kv_heads, float* out, int threads) {
+    int64_t work = 0;
+    for (int64_t s = 0; s < segments; s++)
+        work += (int64_t)(starts[s + 1] - starts[s]) * (positions[starts[s + 1] - 1] + 1) * kv_heads * GROUP * HEAD_DIM / 16;
     // Longest first would balance better; with a few sequences a thread, taking the next one free is good enough.
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) collapse(2)
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) collapse(2) if (work > WORTH_THREADS)
     for (int64_t s = 0; s < segments; s++) {
         for (int kv_head = 0; kv_head < kv_heads; kv_head++) {
             const int32_t* pages = table + s * table_width;
@@ -278,7 +284,7 @@ void rotate_all(const float* y, const float* scales, const int32_t* positions, c
                 const float* sines, int64_t rows, int heads, int kv_heads, float q_scale, float* q, KV* layer,
                 int threads) {
     constexpr int HALF = HEAD_DIM / 2;
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) schedule(static) if (rows * (heads + 2 * kv_heads) * HEAD_DIM > WORTH_THREADS)
     for (int64_t row = 0; row < rows; row++) {
         const float* from = y + row * (int64_t)(heads + 2 * kv_heads) * HEAD_DIM;
         const float factor = scales ? scales[row] : 1.0f;
@@ -316,7 +322,7 @@ extern "C" {
 // x += y * scales where y is given; then, where weight is given, the RMS norm of x as rows of `kind`.
 void penstock_add_norm(float* x, const float* y, const float* scales, const float* weight, float epsilon, int64_t rows,
                        int64_t width, int kind, void* out, float* out_scales, float* scratch, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) schedule(static) if (rows * width > WORTH_THREADS)
     for (int64_t row = 0; row < rows; row++) {
         float* here = x + row * width;
         float* normed = scratch + row * width;
@@ -347,7 +353,7 @@ void penstock_add_norm(float* x, const float* y, const float* scales, const floa
 
 void penstock_silu_mul(const float* y, const float* scales, int64_t rows, int64_t width, int kind, void* out,
                        float* out_scales, float* scratch, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) schedule(static) if (rows * width > WORTH_THREADS)
     for (int64_t row = 0; row < rows; row++) {
         const float* gate = y + row * 2 * width;
         const float* up = gate + width;
@@ -384,7 +390,7 @@ void penstock_attend(const float* q, const int32_t* positions, const void* layer
     else
         attend_all(q, positions, (const uint16_t*)layer, starts, table, segments, table_width, kv_heads, scratch, threads);
     const int64_t width = (int64_t)kv_heads * GROUP * HEAD_DIM;
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) schedule(static) if (rows * width > WORTH_THREADS)
     for (int64_t row = 0; row < rows; row++) emit(scratch + row * width, width, kind, out, row, out_scales);
 }
 

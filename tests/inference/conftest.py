@@ -12,7 +12,7 @@ from inference_models import tiny_llama
 from inference.engine import Engine
 from inference.weights import import_model
 
-THREADS = 2
+THREADS = 1
 
 
 @pytest.fixture(scope="session")

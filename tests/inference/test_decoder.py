@@ -145,6 +145,6 @@ def test_a_model_of_another_kind_is_refused_by_name(tiny_folder: Path, tmp_path:
 @pytest.mark.parametrize("quantize", ["int4", "int8", "bf16"])
 def test_a_folder_runs_at_every_precision(quantize: Any, tiny_folder: Path, tmp_path: Path) -> None:
     import_model(tiny_folder, tmp_path / "store", quantize=quantize, group_size=32)
-    engine = Engine.load(tmp_path / "store", threads=2, max_batch=4, memory_bytes=256 * 1024**2)
+    engine = Engine.load(tmp_path / "store", threads=1, max_batch=4, memory_bytes=256 * 1024**2)
     (completion,) = engine.generate([[5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True))
     assert completion.output_tokens == 8 and completion.error is None

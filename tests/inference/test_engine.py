@@ -207,7 +207,7 @@ def test_a_cancelled_request_keeps_what_it_has_and_frees_its_place(engine: Engin
 
 
 def test_an_urgent_request_is_admitted_before_those_that_wait(tiny_store: Path) -> None:
-    engine = Engine.load(tiny_store, threads=2, max_batch=1, memory_bytes=1024**3)
+    engine = Engine.load(tiny_store, threads=1, max_batch=1, memory_bytes=1024**3)
     ended: list[str] = []
     for name, priority in [("running", 5), ("patient", 5), ("urgent", 0)]:
         if name == "patient":
@@ -222,10 +222,10 @@ def test_an_urgent_request_is_admitted_before_those_that_wait(tiny_store: Path) 
 
 
 def test_memory_is_never_promised_twice(tiny_store: Path) -> None:
-    roomy = Engine.load(tiny_store, threads=2, max_batch=8, token_budget=256)
+    roomy = Engine.load(tiny_store, threads=1, max_batch=8, token_budget=256)
     spare = (roomy.stats().cache_pages_total - 10) * roomy.cache_page_bytes
     engine = Engine.load(
-        tiny_store, threads=2, max_batch=8, token_budget=256, memory_bytes=roomy.memory_bytes_at_most - spare
+        tiny_store, threads=1, max_batch=8, token_budget=256, memory_bytes=roomy.memory_bytes_at_most - spare
     )
     assert engine.stats().cache_pages_total == 10
     (refused,) = engine.generate([[5] * 30], SamplingParams(max_tokens=300))
@@ -247,9 +247,9 @@ def test_memory_is_never_promised_twice(tiny_store: Path) -> None:
 
 def test_a_budget_without_room_is_refused_with_figures(smollm2_store: Path, tiny_store: Path) -> None:
     with pytest.raises(MemoryBudgetError, match=r"1000000 bytes does not hold 134515008 weights in fp32"):
-        Engine.load(smollm2_store, threads=2, compute="fp32", memory_bytes=1_000_000)
+        Engine.load(smollm2_store, threads=1, compute="fp32", memory_bytes=1_000_000)
     with pytest.raises(MemoryBudgetError, match="leaves no room for a cache"):
-        Engine.load(tiny_store, threads=2, memory_bytes=2_000_000)
+        Engine.load(tiny_store, threads=1, memory_bytes=2_000_000)
 
 
 def test_compute_seconds_add_up_to_the_busy_time(engine: Engine) -> None:

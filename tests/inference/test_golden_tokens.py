@@ -40,7 +40,7 @@ PROMPTS = [
 def reference(smollm2_gguf: Path) -> Any:
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     model: Any = AutoModelForCausalLM.from_pretrained(
         str(smollm2_gguf.parent),
         gguf_file=smollm2_gguf.name,
@@ -53,7 +53,7 @@ def reference(smollm2_gguf: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def exact_engine(smollm2_store: Path) -> Engine:
-    return Engine.load(smollm2_store, threads=2, compute="fp32", max_batch=20, memory_bytes=3 * 1024**3)
+    return Engine.load(smollm2_store, threads=1, compute="fp32", max_batch=20, memory_bytes=3 * 1024**3)
 
 
 def test_greedy_tokens_in_float32_equal_transformers_for_twenty_prompts_in_one_batch(

@@ -16,7 +16,7 @@ from inference.bench.__main__ import main as bench
 
 def test_generate_writes_the_text_as_it_comes(smollm2_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompt = ["--chat", "--prompt", "What is the capital of France?"]
-    assert main(["generate", "--model", str(smollm2_store), *prompt, "--stop", " Paris", "--threads", "2"]) == 0
+    assert main(["generate", "--model", str(smollm2_store), *prompt, "--stop", " Paris", "--threads", "1"]) == 0
     out, err = capsys.readouterr()
     assert out == "The capital of France is\n"
     assert "[stop: 37 tokens in, 6 out" in err
@@ -28,7 +28,7 @@ def test_generate_prints_one_json_object_a_prompt(
     save_chat_model(tmp_path / "chat", smollm2_store)
     main(["import", str(tmp_path / "chat"), str(tmp_path / "store"), "--quantize", "int8"])
     capsys.readouterr()
-    model = ["--model", str(tmp_path / "store"), "--compute", "fp32", "--threads", "2"]
+    model = ["--model", str(tmp_path / "store"), "--compute", "fp32", "--threads", "1"]
     drawn = ["--temperature", "0.9", "--seed", "3", "--max-tokens", "5"]
     assert main(["generate", *model, "--prompt", "one", "--prompt", "one", *drawn, "--json"]) == 0
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
@@ -61,7 +61,7 @@ def test_the_benchmarks_line_has_the_keys_that_outsiders_compare(
     store = tmp_path / "store"
     main(["import", str(tiny_folder), str(store)])
     capsys.readouterr()
-    sizes = ["--batch", "2", "3", "--prompt", "8", "--new", "4", "--threads", "2"]
+    sizes = ["--batch", "2", "3", "--prompt", "8", "--new", "4", "--threads", "1"]
     assert bench(["resident", "--model", str(store), *sizes, "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["batch"] for line in lines] == [2, 3]
@@ -74,7 +74,7 @@ def test_the_baseline_answers_as_transformers_does_and_says_in_what_it_computed(
     smollm2_store: Path, tmp_path: Path
 ) -> None:
     model = save_chat_model(tmp_path / "chat", smollm2_store)
-    baseline = NaiveBaseline.load(tmp_path / "chat", threads=2)
+    baseline = NaiveBaseline.load(tmp_path / "chat", threads=1)
     assert baseline.dtype in ("float32", "bfloat16")
     messages = [{"role": "user", "content": "你好 🎉"}]
     done = baseline.generate(messages, 6)
