@@ -250,7 +250,7 @@ def fairness(report: FairnessReport, *, outcome: str) -> Chart | None:
                 }
             ],
             "layout": {
-                "xaxis": {"title": {"text": _("% of requests")}, "range": [-2, 102], "ticksuffix": "%"},
+                "xaxis": {"title": {"text": _("percent of requests")}, "range": [-2, 102], "ticksuffix": "%"},
                 "yaxis": {"type": "category", "autorange": "reversed"},
                 "shapes": shapes,
                 "annotations": annotations,

@@ -1,25 +1,21 @@
 """`penstock batch run`: submits a file, follows it, writes what came out."""
 
-import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from django.db import transaction
 from django.utils.translation import gettext as _
 
 from penstock.accounts.models import User
-from penstock.registry.models import Task
-from penstock.registry.prompts import PromptError, render_record
 from penstock.registry.selectors import tasks_visible_to
 from penstock.serving.blobs import open_blob
+from penstock.serving.bodies import CHAT_COMPLETIONS
 from penstock.serving.models import Batch, File
+from penstock.serving.records import request_lines
 from penstock.serving.selectors import progress
 from penstock.serving.services import create_batch, create_file
 from penstock.telemetry.summary import summarize
 
-ENDPOINT = "/v1/chat/completions"
 POLL_SECONDS = 0.5
 READ_BYTES = 1 << 20
 
@@ -33,55 +29,18 @@ def submit(*, user: User, file: Path, task_name: str) -> Batch:
     task = tasks_visible_to(user).filter(name=task_name).first()
     if task is None:
         raise BatchRunError(_("There is no task called %s; `penstock task list` shows them.") % task_name)
-    with transaction.atomic():
+    with file.open("rb") as lines, transaction.atomic():
         stored = create_file(
-            user=user, team=task.team, filename=file.name, purpose="batch", chunks=request_lines(file, task)
+            user=user, team=task.team, filename=file.name, purpose="batch", chunks=request_lines(lines, task=task)
         )
         return create_batch(
             user=user,
             team=task.team,
             input_file=stored,
-            endpoint=ENDPOINT,
+            endpoint=CHAT_COMPLETIONS,
             metadata={"task": task.name},
             task=task,
         )
-
-
-def request_lines(file: Path, task: Task) -> Iterator[bytes]:
-    """The file's lines, records among them turned into requests; a broken line is left for intake to name."""
-    with file.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError:
-                yield line.rstrip(b"\r\n") + b"\n"
-                continue
-            if isinstance(record, dict) and "body" not in record and "method" not in record:
-                record = as_request(record, number, task, file)
-            yield json.dumps(record, ensure_ascii=False).encode() + b"\n"
-
-
-def as_request(record: dict[str, Any], number: int, task: Task, file: Path) -> dict[str, Any]:
-    try:
-        messages = render_record(task, record)
-    except PromptError as error:
-        place = {"file": file.name, "line": number, "error": error}
-        raise BatchRunError(_("%(file)s, line %(line)s: %(error)s") % place) from None
-    groups = {name: str(record[name]) for name in (task.fairness_plan.get("group"),) if name and name in record}
-    return {
-        "custom_id": str(record.get("custom_id") or record.get("id") or number),
-        "method": "POST",
-        "url": ENDPOINT,
-        "body": {
-            "model": task.name,
-            "messages": messages,
-            "max_tokens": task.max_output_tokens,
-            "temperature": 0,
-            "metadata": groups,
-        },
-    }
 
 
 def follow(batch: Batch, *, quiet: bool) -> Batch:

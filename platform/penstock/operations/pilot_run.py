@@ -8,7 +8,6 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 
 from penstock.accounts.models import User
-from penstock.operations.batch_run import request_lines
 from penstock.pilots.models import BaselineRun, Pilot
 from penstock.pilots.report import report_pdf
 from penstock.pilots.returns import returns
@@ -16,6 +15,7 @@ from penstock.pilots.selectors import pilots_visible_to
 from penstock.pilots.services import create_pilot, start_baseline, start_trial
 from penstock.registry.selectors import tasks_visible_to
 from penstock.serving.models import Batch
+from penstock.serving.records import request_lines
 from penstock.serving.services import create_file
 
 POLL_SECONDS = 1.0
@@ -36,9 +36,9 @@ def find_or_create(*, user: User, name: str, task_name: str, items: Path | None,
         raise PilotRunError(_("There is no task called %s; `penstock task list` shows them.") % task_name)
     with transaction.atomic():
         if items is not None:
-            items_file = create_file(
-                user=user, team=task.team, filename=items.name, purpose="batch", chunks=request_lines(items, task)
-            )
+            with items.open("rb") as lines:
+                chunks = request_lines(lines, task=task)
+                items_file = create_file(user=user, team=task.team, filename=items.name, purpose="batch", chunks=chunks)
         else:
             last = task.batches.filter(status=Batch.Status.COMPLETED).order_by("-created_at").first()
             if last is None:

@@ -88,7 +88,7 @@ def quality_chart(figures: Returns) -> str:
         axes.set_ylim(1.5, -0.6)
         axes.set_xlim(-0.06, 1.06)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _position: f"{share * 100:.0f} %"))
-        axes.set_xlabel(_("valid outputs, with 95 % interval"))
+        axes.set_xlabel(_("valid outputs, with the interval of 95 percent"))
         _plain(axes, grid="x")
         return _svg(figure)
 

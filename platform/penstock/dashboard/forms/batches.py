@@ -39,7 +39,10 @@ class BatchForm(HouseForm):
     file = forms.FileField(
         label=_("File of requests"),
         widget=forms.ClearableFileInput(attrs={"accept": ".jsonl,.ndjson,.txt,application/jsonl"}),
-        help_text=_("JSONL in the form of OpenAI's Batch API: one request a line."),
+        help_text=_(
+            "JSONL: a line is a request in the form of OpenAI's Batch API, or a record, which the task's prompt "
+            "template turns into one."
+        ),
     )
     description = forms.CharField(
         label=_("Note"), required=False, max_length=300, help_text=_("Kept with the batch, for whoever looks later.")

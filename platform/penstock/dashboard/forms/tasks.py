@@ -36,9 +36,9 @@ OBJECTIVES: Mapping[Metric, Target] = {
         _("Time to first token, p95"), _("Time to first token, 95th percentile, at most"), _("seconds")
     ),
     "duration_p95_seconds": Target(_("Duration, p95"), _("Duration, 95th percentile, at most"), _("seconds")),
-    "deadline_met_rate": Target(_("Deadline met"), _("Deadline met, at least"), _("% of requests")),
-    "error_rate": Target(_("Errors"), _("Errors, at most"), _("% of requests")),
-    "valid_rate": Target(_("Valid outputs"), _("Valid outputs, at least"), _("% of assessed outputs")),
+    "deadline_met_rate": Target(_("Deadline met"), _("Deadline met, at least"), _("percent of requests")),
+    "error_rate": Target(_("Errors"), _("Errors, at most"), _("percent of requests")),
+    "valid_rate": Target(_("Valid outputs"), _("Valid outputs, at least"), _("percent of assessed outputs")),
     "output_tokens_per_second": Target(_("Throughput"), _("Throughput, at least"), _("output tokens per second")),
     "cost_per_1k_output_tokens": Target(
         _("Cost per 1,000 output tokens"),

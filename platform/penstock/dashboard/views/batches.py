@@ -29,7 +29,9 @@ from penstock.dashboard.paging import page_of
 from penstock.registry.models import Task
 from penstock.registry.selectors import tasks_visible_to
 from penstock.serving.blobs import BlobMissing, open_blob
+from penstock.serving.bodies import CHAT_COMPLETIONS
 from penstock.serving.models import Batch, Request
+from penstock.serving.records import request_lines
 from penstock.serving.selectors import Progress, batches_visible_to, files_visible_to, progress, requests_visible_to
 from penstock.serving.services import cancel_batch, create_batch, create_file
 from penstock.serving.services.batches import RUNNERS
@@ -37,7 +39,6 @@ from penstock.telemetry.evidence import EXPORTERS
 from penstock.telemetry.fairness import fairness_report
 from penstock.telemetry.summary import summarize, timeline
 
-ENDPOINT = "/v1/chat/completions"
 LISTED_ERRORS = 100
 UNFINISHED = [status for status in Batch.Status if status not in Batch.TERMINAL]
 CANCELLABLE = (Batch.Status.VALIDATING, Batch.Status.IN_PROGRESS)
@@ -84,13 +85,17 @@ def create(request: HttpRequest) -> HttpResponse:
         try:
             with transaction.atomic():
                 file = create_file(
-                    user=user, team=task.team, filename=upload.name, purpose="batch", chunks=upload.chunks()
+                    user=user,
+                    team=task.team,
+                    filename=upload.name,
+                    purpose="batch",
+                    chunks=request_lines(upload, task=task),
                 )
                 batch = create_batch(
                     user=user,
                     team=task.team,
                     input_file=file,
-                    endpoint=ENDPOINT,
+                    endpoint=CHAT_COMPLETIONS,
                     metadata={"description": note} if note else None,
                     task=task,
                 )

@@ -28,6 +28,7 @@ from penstock.pilots.returns import Returns, Way, returns
 from penstock.pilots.selectors import acts_open_to, latest_run, pilots_visible_to
 from penstock.pilots.transitions import WRITERS
 from penstock.serving.models import Batch
+from penstock.serving.records import request_lines
 from penstock.serving.selectors import progress
 from penstock.serving.services import create_file
 from penstock.telemetry.rates import current_rate_card
@@ -70,9 +71,8 @@ def _create(user: User, form: PilotForm) -> Pilot:
     file = data["items_file"]
     if file is None:
         upload = data["upload"]
-        file = create_file(
-            user=user, team=data["task"].team, filename=upload.name, purpose="batch", chunks=upload.chunks()
-        )
+        lines = request_lines(upload, task=data["task"])
+        file = create_file(user=user, team=data["task"].team, filename=upload.name, purpose="batch", chunks=lines)
     return services.create_pilot(
         user=user,
         task=data["task"],

@@ -1,0 +1,59 @@
+"""Files of records: lines that are not requests yet, which a task's prompt template turns into requests."""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.utils.translation import gettext as _
+
+from penstock.registry.models import Task
+from penstock.registry.prompts import PromptError, render_record
+from penstock.serving.bodies import CHAT_COMPLETIONS
+
+
+def request_lines(lines: Iterable[bytes], *, task: Task) -> Iterator[bytes]:
+    """The lines of a JSONL file with its records made into requests of `task`.
+
+    A line is a request if it has `body` or `method`; any other JSON object is a record. All else is left as it is, for
+    intake to judge. Raises ValidationError on `file`, with the line, for a record that does not fit.
+    """
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        record = _record(line)
+        if record is None:
+            yield line.rstrip(b"\r\n") + b"\n"
+        else:
+            yield json.dumps(as_request(record, number, task), ensure_ascii=False).encode() + b"\n"
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and "body" not in value and "method" not in value else None
+
+
+def as_request(record: dict[str, Any], number: int, task: Task) -> dict[str, Any]:
+    """The request for one record: greedy, at most the task's output tokens, with the record's group as metadata."""
+    try:
+        messages = render_record(task, record)
+    except PromptError as error:
+        place = {"line": number, "error": error}
+        raise ValidationError({"file": _("Line %(line)s: %(error)s") % place}) from None
+    group = task.fairness_plan.get("group", "")
+    groups = {group: str(record[group])} if group in record else {}
+    return {
+        "custom_id": str(record.get("custom_id") or record.get("id") or number),
+        "method": "POST",
+        "url": CHAT_COMPLETIONS,
+        "body": {
+            "model": task.name,
+            "messages": messages,
+            "max_tokens": task.max_output_tokens,
+            "temperature": 0,
+            "metadata": groups,
+        },
+    }
