@@ -65,15 +65,19 @@ class Installation:
             "PYTHONUNBUFFERED": "1",
         }
 
-    def up(self) -> None:
+    def launch(self) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "penstock.cli", "up"],
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
         threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+
+    def up(self) -> None:
+        self.launch()
         self.wait_for_output(r"Dashboard: (http://\S+)", seconds=300)
 
     def _read(self, process: subprocess.Popen[str]) -> None:
@@ -97,7 +101,7 @@ class Installation:
 
     def down(self, seconds: float = 60) -> int:
         assert self.process is not None
-        self.process.send_signal(signal.SIGINT)
+        os.killpg(self.process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
         code = self.process.wait(seconds)
         self.process = None
         return code

@@ -150,9 +150,9 @@ def test_the_batchs_figures_equal_sql(installation: Installation, sample_batch: 
         sample_batch,
     )[0]
     with signed_in(installation) as client:
-        answer = client.get(f"/api/batches/{sample_batch}/measurements")
+        answer = client.get(f"/api/batches/{sample_batch}/measurements/")
     assert answer.status_code == 200, answer.text[:300]
-    figures = answer.json()
+    figures = answer.json()["summary"]
     assert figures["output_tokens"] == tokens
     assert abs(figures["output_tokens_per_second"] - tokens / float(seconds)) < 0.01 * tokens / float(seconds)
     assert Decimal(str(figures["cost_total"])).quantize(Decimal("1e-8")) == cost.quantize(Decimal("1e-8"))
@@ -162,9 +162,12 @@ def test_every_page_opens_in_both_languages(installation: Installation, sample_b
     with signed_in(installation) as client:
         for language in ("en", "zh-hant"):
             client.cookies.set("penstock_language", language)
-            for path in ("/", "/tasks/", "/batches/", f"/batches/{sample_batch}/", "/requests/", "/fairness/",
-                         "/controls/", "/controls/iso-iec-42001-2023/", "/controls/nist-ai-rmf-1.0/", "/ledger/",
-                         "/pilots/", "/models/", "/settings/rates/", "/settings/keys/", "/settings/people/"):  # fmt: skip
+            for path in (
+                "/", "/tasks/", "/batches/", f"/batches/{sample_batch}/", "/requests/", "/fairness/",
+                "/fairness/product-descriptions/", "/controls/", "/controls/iso-iec-42001-2023/",
+                "/controls/nist-ai-rmf-1.0/", "/ledger/", "/pilots/", "/models/", "/settings/rates/",
+                "/settings/keys/", "/settings/people/",
+            ):  # fmt: skip
                 page = client.get(path)
                 assert page.status_code == 200, f"{path}: {page.status_code}"
                 assert 'lang="zh-hant"' in page.text.lower() if language == "zh-hant" else 'lang="en"' in page.text

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from installation import Installation, wait_for
+from installation import Installation, signed_in, wait_for
 
 ROWS = 48
 
@@ -60,7 +60,9 @@ def test_a_batch_survives_kill_9(installation: Installation, sample_batch: str, 
     assert len(after) == ROWS
     assert {key: after[key] for key in before} == before, "no finished row is run again"
     output = installation.value("SELECT output_file_id FROM serving_batch WHERE id = %s", submitted)
-    assert output
+    with signed_in(installation) as client:
+        results = [json.loads(line) for line in client.get(f"/files/{output}/").text.splitlines()]
+    assert sorted(row["custom_id"] for row in results) == sorted(f"row-{number}" for number in range(ROWS))
     wait_for("the ledger is sequenced", lambda: installation.value("SELECT count(*) FROM governance_outboxentry") == 0)
     leaves = """
         SELECT count(*) FROM serving_request r WHERE batch_id = %s AND 1 <>
@@ -87,3 +89,16 @@ def test_ctrl_c_stops_everything_and_the_next_start_repeats_nothing(
     assert [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"] == []
     installation.up()
     assert installation.query(counts) == before
+
+
+def test_ctrl_c_during_the_first_start_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    fresh = Installation(tmp_path / "home")
+    try:
+        fresh.launch()
+        fresh.wait_for_output("Starting Valkey", 120)
+        pids = [wait_for("the servers run", lambda name=name: fresh.pid(name), 60) for name in ("valkey", "postgres")]
+        assert fresh.down() == 0
+        assert not any("Traceback" in line for line in fresh.output), "".join(fresh.output)
+        assert [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"] == []
+    finally:
+        fresh.end()
