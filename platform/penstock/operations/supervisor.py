@@ -85,9 +85,10 @@ class Supervisor:
         try:
             self.start_servers()
             self.prepare()
-            self.start_programs()
-            self.announce()
-            self.watch()
+            if not self.stopping.is_set():
+                self.start_programs()
+                self.announce()
+                self.watch()
         finally:
             self.stop()
 
@@ -163,9 +164,19 @@ class Supervisor:
         self.record_pids()
 
     def prepare(self) -> None:
-        """Runs `operations.prepare` as a process of its own: it may import torch, and this one must stay small."""
-        done = subprocess.run([sys.executable, "-m", "penstock.operations.prepare"], env=self.environment, check=False)
-        if done.returncode:
+        """Runs `operations.prepare` as a process of its own: it may import torch, and this one must stay small.
+
+        Asked to stop meanwhile, it is ended: each of its steps is whole or is done again at the next start.
+        """
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.operations.prepare"], env=self.environment, start_new_session=True
+        )
+        while process.poll() is None:
+            if self.stopping.wait(0.1):
+                process.terminate()
+                process.wait()
+                return
+        if process.returncode:
             raise PreparationFailed(_("Setting up failed; what is wrong is told above."))
 
     def start_programs(self) -> None:
