@@ -8,6 +8,9 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 #ifndef HEAD_DIM
 #error "HEAD_DIM, GROUP and PAGE_TOKENS must be defined"
@@ -32,8 +35,13 @@ enum RowKind { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
 inline floats load(const float* p) { floats v; std::memcpy(&v, p, sizeof v); return v; }
 inline void store(float* p, floats v) { std::memcpy(p, &v, sizeof v); }
 inline floats load(const uint16_t* p) {
+#ifdef __AVX512F__
+    // The compiler would widen in halves.
+    return (floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+#else
     shorts bits; std::memcpy(&bits, p, sizeof bits);
     return (floats)(__builtin_convertvector(bits, words) << 16);
+#endif
 }
 inline floats splat(float x) { return x - floats{}; }
 
@@ -44,19 +52,6 @@ inline uint16_t to_bfloat16(float x) {
 }
 inline void put(float* p, float x) { *p = x; }
 inline void put(uint16_t* p, float x) { *p = to_bfloat16(x); }
-
-inline float sum(floats v) {
-    float a[LANES]; std::memcpy(a, &v, sizeof a);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) a[i] += a[i + half];
-    return a[0];
-}
-inline float largest(floats v) {
-    float a[LANES]; std::memcpy(a, &v, sizeof a);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) a[i] = a[i] > a[i + half] ? a[i] : a[i + half];
-    return a[0];
-}
 
 // e^x: x = n ln 2 + r, a polynomial in r, and n added to the exponent. Exactly 1 at 0 and 0 below -87.
 inline floats exponential(floats x) {
@@ -91,6 +86,20 @@ template <int STEP> inline floats exchanged(floats v) {
     return __builtin_shuffle(v, order);
 #endif
 #undef AT
+}
+// Over all lanes, in a fixed order; every lane of the result holds it.
+inline floats sum(floats v) {
+    v += exchanged<8>(v);
+    v += exchanged<4>(v);
+    v += exchanged<2>(v);
+    return v + exchanged<1>(v);
+}
+inline floats larger(floats a, floats b) { return a > b ? a : b; }
+inline floats largest(floats v) {
+    v = larger(v, exchanged<8>(v));
+    v = larger(v, exchanged<4>(v));
+    v = larger(v, exchanged<2>(v));
+    return larger(v, exchanged<1>(v));
 }
 template <int STEP> inline floats butterfly(floats v) {
     floats sign;
@@ -143,7 +152,7 @@ void emit(float* row, int64_t width, int kind, void* out, int64_t index, float* 
         top = magnitude > top ? magnitude : top;
         odd |= v != v;
     }
-    float most = largest(top);
+    float most = largest(top)[0];
     bool nan = false;
     for (int lane = 0; lane < LANES; lane++) nan |= odd[lane] != 0;
     for (int64_t j = i; j < width; j++) {
@@ -186,14 +195,14 @@ void attend_tile(const float* q, const int32_t* positions, const KV* layer, cons
     alignas(64) float queries[HEAD_DIM][ROWS];
     alignas(64) float sums[ROWS][HEAD_DIM] = {};
     alignas(64) float weights[ROWS][PAGE_TOKENS];
-    float top[ROWS], total[ROWS];
+    floats top[ROWS], total[ROWS];
     int reach[ROWS];
     for (int r = 0; r < ROWS; r++) {
         const int token = r / GROUP, head = kv_head * GROUP + r % GROUP;
         const float* from = q + (first_row + token) * stride + (int64_t)head * HEAD_DIM;
         for (int d = 0; d < HEAD_DIM; d++) queries[d][r] = from[d];
-        top[r] = -std::numeric_limits<float>::infinity();
-        total[r] = 0.0f;
+        top[r] = splat(-std::numeric_limits<float>::infinity());
+        total[r] = floats{};
         reach[r] = positions[first_row + token] + 1;
     }
     const int end = reach[ROWS - 1];
@@ -201,9 +210,16 @@ void attend_tile(const float* q, const int32_t* positions, const KV* layer, cons
     for (int begin = 0; begin < end; begin += PAGE_TOKENS) {
         const KV* keys = layer + ((int64_t)pages[begin / PAGE_TOKENS] * kv_heads + kv_head) * 2 * HEAD_DIM * PAGE_TOKENS;
         const KV* values = keys + HEAD_DIM * PAGE_TOKENS;
+        // Pages lie anywhere, which the processor cannot foresee: the next one is asked for while this one is used.
+        const int follow = begin + PAGE_TOKENS < end ? begin + PAGE_TOKENS : 0;
+        const int next_head = follow || kv_head + 1 == kv_heads ? kv_head : kv_head + 1;
+        const char* next = (const char*)(layer + ((int64_t)pages[follow / PAGE_TOKENS] * kv_heads + next_head) * 2 *
+                                                     HEAD_DIM * PAGE_TOKENS);
         floats low[ROWS], high[ROWS];
         for (int r = 0; r < ROWS; r++) low[r] = high[r] = floats{};
         for (int d = 0; d < HEAD_DIM; d++) {
+            for (int line = 0; line < 2 * (int)sizeof(KV) * PAGE_TOKENS; line += 64)
+                __builtin_prefetch(next + d * 2 * (int)sizeof(KV) * PAGE_TOKENS + line);
             const floats k0 = load(keys + d * PAGE_TOKENS), k1 = load(keys + d * PAGE_TOKENS + LANES);
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; r++) {
@@ -211,18 +227,17 @@ void attend_tile(const float* q, const int32_t* positions, const KV* layer, cons
                 high[r] += queries[d][r] * k1;
             }
         }
-        float fade[ROWS];
+        floats fade[ROWS];
         const floats never = splat(-std::numeric_limits<float>::infinity());
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++) {
             floats s0 = lane < reach[r] - begin ? low[r] : never;
             floats s1 = lane < reach[r] - begin - LANES ? high[r] : never;
-            float most = largest(s0 > s1 ? s0 : s1);
-            most = most > top[r] ? most : top[r];
-            floats p0 = exponential(s0 - most), p1 = exponential(s1 - most);
-            fade[r] = exponential(splat(top[r] - most))[0];
+            const floats most = larger(largest(larger(s0, s1)), top[r]);
+            const floats p0 = exponential(s0 - most), p1 = exponential(s1 - most);
+            fade[r] = exponential(top[r] - most);
             top[r] = most;
-            total[r] = total[r] * fade[r] + sum(p0 + p1);
+            total[r] = total[r] * fade[r] + (p0 + p1);
             store(weights[r], p0);
             store(weights[r] + LANES, p1);
         }
@@ -250,7 +265,7 @@ void attend_tile(const float* q, const int32_t* positions, const KV* layer, cons
     for (int r = 0; r < ROWS; r++) {
         const int token = r / GROUP, head = kv_head * GROUP + r % GROUP;
         float* to = out + (first_row + token) * stride + (int64_t)head * HEAD_DIM;
-        const float share = 1.0f / total[r];
+        const float share = 1.0f / sum(total[r])[0];
         for (int d = 0; d < HEAD_DIM; d += LANES) store(to + d, load(sums[r] + d) * share);
     }
 }
@@ -344,7 +359,7 @@ void penstock_add_norm(float* x, const float* y, const float* scales, const floa
             rest += here[i] * here[i];
         }
         if (!weight) continue;
-        const float scale = 1.0f / std::sqrt((sum(squares) + rest) / (float)width + epsilon);
+        const float scale = 1.0f / std::sqrt((sum(squares)[0] + rest) / (float)width + epsilon);
         for (i = 0; i + LANES <= width; i += LANES) store(normed + i, load(here + i) * scale * load(weight + i));
         for (; i < width; i++) normed[i] = here[i] * scale * weight[i];
         emit(normed, width, kind, out, row, out_scales);

@@ -306,3 +306,13 @@ def test_an_unusable_sampling_is_refused_by_field() -> None:
 def test_as_many_samplings_as_prompts_are_wanted(engine: Engine) -> None:
     with pytest.raises(InvalidRequest, match="2 given for 1"):
         engine.generate([[5]], [SamplingParams(), SamplingParams()])
+
+
+def test_the_number_of_threads_changes_no_token(tiny_store: Path) -> None:
+    prompts = [[5 + i] * (1 + 37 * i) for i in range(6)]
+    outputs = []
+    for threads in (1, 2):
+        engine = Engine.load(tiny_store, threads=threads, max_batch=6, memory_bytes=1024**3)
+        done = engine.generate(prompts, SamplingParams(max_tokens=10, ignore_eos=True))
+        outputs.append([completion.token_ids for completion in done])
+    assert outputs[0] == outputs[1]
