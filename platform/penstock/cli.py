@@ -96,6 +96,7 @@ def main() -> None:
 @click.option("--port", type=click.IntRange(1, 65535), help=_("Port of the dashboard and the API (PENSTOCK_PORT)."))
 def up(port: int | None) -> None:
     from penstock.config import config
+    from penstock.operations.embedded import ServerStartError
     from penstock.operations.supervisor import AlreadyRunning, PreparationFailed, Supervisor
 
     if port is not None:
@@ -103,7 +104,7 @@ def up(port: int | None) -> None:
         config.cache_clear()
     try:
         Supervisor(config()).run()
-    except (AlreadyRunning, PreparationFailed, OSError) as error:
+    except (AlreadyRunning, PreparationFailed, ServerStartError, OSError) as error:
         fail(error)
 
 

