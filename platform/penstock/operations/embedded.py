@@ -63,15 +63,18 @@ class EmbeddedPostgres:
             try:
                 clear_dead_postmaster(data.resolve())
                 self.server.start()
-                break
+                return self.database_url()
             except Exception as error:
                 if attempt == POSTGRES_START_TRIES - 1:
                     log = data / "log"
                     tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:]) if log.exists() else ""
                     raise ServerStartError(f"PostgreSQL in {data}: {error}\n{tail}") from error
                 time.sleep(1)
-        admin_url = self.server.get_uri()
-        with psycopg.connect(admin_url, autocommit=True) as connection:
+        raise AssertionError("the last try returns or raises")
+
+    def database_url(self) -> str:
+        """The URL of Penstock's database, which is made if it is not there."""
+        with psycopg.connect(self.server.get_uri(), autocommit=True) as connection:
             if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone():
                 connection.execute(f"CREATE DATABASE {DATABASE}")
         return str(self.server.get_uri(database=DATABASE))

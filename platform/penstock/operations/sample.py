@@ -2,6 +2,7 @@
 
 from django.db import transaction
 from django.utils.translation import get_language
+from django.utils.translation import gettext as _
 
 from penstock.operations.acting import administrator, team
 from penstock.registry.models import ModelRelease, Task
@@ -51,6 +52,6 @@ def submit_sample_batch(*, task: Task) -> Batch:
             team=task.team,
             input_file=file,
             endpoint="/v1/chat/completions",
-            metadata={"task": task.name, "description": "sample"},
+            metadata={"task": task.name, "description": _("The sample: 64 product records")},
             task=task,
         )
