@@ -361,6 +361,25 @@ def test_progress_counts_and_estimates(taken_in: TakenIn, line: Any, answer: Any
     assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (30, 50, 80)
 
 
+def test_the_rate_of_a_batch_that_is_over_is_the_summarys(taken_in: TakenIn, line: Any, answer: Any) -> None:
+    from penstock.telemetry.summary import summarize
+
+    batch = taken_in([line(str(n)) for n in range(2)])
+    claim = claimed(batch.shards.get())
+    begun = timezone.now() - timedelta(seconds=30)
+    first, second = claim.requests
+    record_results(
+        [
+            answer(first, output_tokens=60, started_at=begun, finished_at=begun + timedelta(seconds=10)),
+            answer(second, output_tokens=40, started_at=begun, finished_at=begun + timedelta(seconds=25)),
+        ],
+        lease=claim.lease,
+    )
+
+    assert progress(batch).output_tokens_per_second == pytest.approx(100 / 25)
+    assert summarize(batch.requests.all()).output_tokens_per_second == pytest.approx(100 / 25)
+
+
 def test_progress_before_the_first_result_promises_nothing(taken_in: TakenIn, line: Any) -> None:
     now = progress(taken_in([line("a")]))
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db.models import Count, Q, QuerySet, Sum
+from django.db.models import Count, Max, Min, Q, QuerySet, Sum
 from django.utils import timezone
 
 from penstock.accounts.access import Person, visible_to
@@ -84,6 +84,8 @@ def progress(batch: Batch) -> Progress:
         tokens=Sum("output_tokens"),
         tokens_lately=Sum("output_tokens", filter=lately),
         finished_lately=Count("pk", filter=lately),
+        first_started=Min("started_at"),
+        last_finished=Max("finished_at", filter=Q(started_at__isnull=False)),
     )
     open_rows = figures["queued"] + figures["leased"]
     seconds = (now - window_start).total_seconds()
@@ -92,7 +94,7 @@ def progress(batch: Batch) -> Progress:
         rate = (figures["tokens_lately"] or 0) / seconds
         eta = open_rows * seconds / figures["finished_lately"]
     elif not open_rows:
-        rate, eta = _overall_rate(batch, figures["tokens"] or 0, now), 0.0
+        rate, eta = _overall_rate(figures["tokens"], figures["first_started"], figures["last_finished"]), 0.0
     return Progress(
         total=batch.total,
         queued=figures["queued"],
@@ -112,9 +114,9 @@ def batch_usage(batch: Batch) -> BatchUsage:
     return BatchUsage(sums["prompt"] or 0, sums["output"] or 0)
 
 
-def _overall_rate(batch: Batch, tokens: int, now: datetime) -> float | None:
-    """Of a batch whose requests are over: all its tokens over the time from its start to its last request."""
-    if batch.in_progress_at is None or not tokens:
+def _overall_rate(tokens: int | None, first_started: datetime | None, last_finished: datetime | None) -> float | None:
+    """Of a batch whose requests are over: all its tokens over the time that they ran, as in the batch's summary."""
+    if not tokens or first_started is None or last_finished is None:
         return None
-    seconds = ((batch.finalizing_at or now) - batch.in_progress_at).total_seconds()
+    seconds = (last_finished - first_started).total_seconds()
     return tokens / seconds if seconds > 0 else None
