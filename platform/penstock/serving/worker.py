@@ -35,6 +35,7 @@ def consume(app: "Celery", command: list[str]) -> None:
 
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "penstock.settings")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # libraries' progress bars are no lines for a log
     django.setup()
 
     from celery import signals
