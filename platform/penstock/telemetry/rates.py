@@ -17,6 +17,7 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from governance.ledger.services import record
 from penstock.accounts.access import require_role
@@ -37,7 +38,7 @@ FIELDS = (
     "carbon_kg_per_kwh",
 )
 EXAMPLE: dict[str, str | Decimal] = {
-    "name": "Example rates: edit before use",
+    "name": gettext_noop("Example rates: edit before use"),
     "currency": "TWD",
     "hardware_price": Decimal("36000.00"),
     "lifetime_years": Decimal("4.00"),
@@ -80,7 +81,9 @@ def default_rate_card() -> RateCard:
         _let_nobody_else_change_cards()
         in_force = RateCard.objects.filter(current=True).first()
         if in_force is None:
-            in_force = RateCard.objects.create(**EXAMPLE, current=True, created_by="system")
+            in_force = RateCard.objects.create(
+                **{**EXAMPLE, "name": _(str(EXAMPLE["name"]))}, current=True, created_by="system"
+            )
             _record_change(in_force, previous=None, actor="system")
         return in_force
 

@@ -137,14 +137,19 @@ class TaskForm(HouseForm):
         help_text=_("Metadata key whose values are compared. Thresholds stand on the fairness page."),
     )
     budget_amount = forms.DecimalField(
-        label=_("Budget a month"), required=False, min_value=0, max_digits=14, decimal_places=2
+        label=_("Budget a month"),
+        required=False,
+        min_value=0,
+        max_digits=14,
+        decimal_places=2,
+        help_text=_("Shown beside the month's cost; it stops no request."),
     )
     budget_currency = forms.CharField(label=_("Currency"), required=False, max_length=3, help_text=_("Such as TWD."))
     retention_days = forms.IntegerField(
         label=_("Retention, days"),
         min_value=1,
         initial=184,
-        help_text=_("How long prompts and outputs are kept. Evidence holds digests only, and stays."),
+        help_text=_("How long prompts and outputs are to be kept. On record only: nothing is erased by itself yet."),
     )
 
     def __init__(self, *args: Any, user: User, task: Task | None = None, currency: str, **kwargs: Any) -> None:

@@ -67,9 +67,9 @@ def number(value: Given, unit: str = "") -> SafeString:
 
 
 @register.filter
-def rate(value: Given, unit: str = "tok/s") -> SafeString:
+def rate(value: Given, unit: str = "") -> SafeString:
     """A rate over time, by default output tokens per second."""
-    return number(value, unit)
+    return number(value, unit or _("tok/s"))
 
 
 @register.filter

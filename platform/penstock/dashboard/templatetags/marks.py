@@ -68,6 +68,13 @@ LABELS = {
     "not_mapped": pgettext_lazy("state of a control", "By people"),
 }
 
+CLASSES = {
+    "realtime": pgettext_lazy("latency class", "Realtime"),
+    "interactive": pgettext_lazy("latency class", "Interactive"),
+    "nearline": pgettext_lazy("latency class", "Nearline"),
+    "batch": pgettext_lazy("latency class", "Batch"),
+}
+
 
 def key_of(state: object) -> str:
     return str(getattr(state, "value", state)).lower().replace(" ", "_").replace("-", "_")
@@ -91,6 +98,12 @@ def yes_no(value: bool | None) -> SafeString:
     if value:
         return format_html('<span class="mark mark-good"><span aria-hidden="true">✓</span>{}</span>', _("yes"))
     return format_html('<span class="mark mark-bad"><span aria-hidden="true">✕</span>{}</span>', _("no"))
+
+
+@register.filter
+def short_class(latency_class: object) -> object:
+    """A latency class in one word, where its whole label has no room."""
+    return CLASSES.get(key_of(latency_class), latency_class)
 
 
 @register.filter
