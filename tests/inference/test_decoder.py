@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from inference_models import tiny_llama
 
 from inference import Engine, SamplingParams
 from inference.cache.pages import PAGE_TOKENS, PagePool, pages_for
@@ -51,7 +51,7 @@ def all_logits(decoder: Decoder, prompts: list[list[int]], cache: KeyValueCache,
         with torch.inference_mode():
             rows = decoder.forward(batch, cache)
         values = rows.values if rows.scales is None else rows.values * rows.scales[:, None]
-        for owner, piece in zip(owners, values.split([piece.count for piece in slices]), strict=True):
+        for owner, piece in zip(owners, torch.split(values, [piece.count for piece in slices]), strict=True):
             collected[owner].append(piece)
     return [torch.cat(pieces) for pieces in collected]
 
@@ -87,7 +87,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", ["torch", "native"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_in_float32_equal_transformers(kind: str, variant: str, tmp_path: Path) -> None:
+def test_logits_in_float32_equal_transformers(
+    kind: str, variant: str, tmp_path: Path, tiny_llama: Callable[..., Any]
+) -> None:
     model = tiny_llama(**VARIANTS[variant])
     model.save_pretrained(tmp_path / "model")
     config = import_model(tmp_path / "model", tmp_path / "store").config

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from inference_models import save_chat_model
 
 from inference.__main__ import main
 from inference.baseline import NaiveBaseline
@@ -23,7 +24,10 @@ def test_generate_writes_the_text_as_it_comes(smollm2_store: Path, capsys: pytes
 
 
 def test_generate_prints_one_json_object_a_prompt(
-    smollm2_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    smollm2_store: Path,
+    save_chat_model: Callable[[Path, Path], Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     save_chat_model(tmp_path / "chat", smollm2_store)
     main(["import", str(tmp_path / "chat"), str(tmp_path / "store"), "--quantize", "int8"])
@@ -71,7 +75,7 @@ def test_the_benchmarks_line_has_the_keys_that_outsiders_compare(
 
 
 def test_the_baseline_answers_as_transformers_does_and_says_in_what_it_computed(
-    smollm2_store: Path, tmp_path: Path
+    smollm2_store: Path, save_chat_model: Callable[[Path, Path], Any], tmp_path: Path
 ) -> None:
     model = save_chat_model(tmp_path / "chat", smollm2_store)
     baseline = NaiveBaseline.load(tmp_path / "chat", threads=1)

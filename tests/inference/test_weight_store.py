@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,6 @@ import pytest
 
 from inference.errors import ModelFormatError, QuantizationError, StoreError
 from inference.weights import StoreManifest, import_model, verify_store
-from inference.weights import store as store_module
 from inference.weights.gguf import GGUFFile
 from inference.weights.safetensors_folder import read_header
 from inference.weights.store import PAGE_BYTES, StoreReader, bfloat16_to_float32, float32_to_bfloat16
@@ -152,7 +152,7 @@ def test_a_full_disk_leaves_nothing_behind(tiny_folder: Path, tmp_path: Path, mo
         if len(calls) > 3:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store_module.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreError, match="disk is full"):
         import_model(tiny_folder, tmp_path / "store")
     assert list(tmp_path.iterdir()) == []
