@@ -146,3 +146,13 @@ def test_a_person_changes_their_own_password_and_stays_signed_in(people: Any, as
     people.operator.refresh_from_db()
     assert people.operator.check_password("another long phrase 9")
     assert client.get("/").status_code == 200
+
+
+def test_the_form_for_a_new_person_offers_only_teams_that_one_may_see(people: Any, as_person: Any) -> None:
+    offered = {
+        who: set(as_person(who).get(reverse("dashboard:person-new")).context["form"].fields["team"].queryset)
+        for who in (people.administrator, people.operator, people.outsider)
+    }
+    assert people.team in offered[people.administrator]
+    assert people.team in offered[people.operator]
+    assert people.team not in offered[people.outsider]

@@ -4,9 +4,16 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
+from django.utils import translation
 
 from penstock.accounts.models import Membership, Role, Team
-from penstock.registry.contracts import Objective, dump_objectives, parse_fairness_plan, parse_objectives
+from penstock.registry.contracts import (
+    Objective,
+    dump_objectives,
+    parse_fairness_plan,
+    parse_objectives,
+    parse_output_contract,
+)
 from penstock.registry.models import ModelRelease, Task
 from penstock.registry.policy import PolicyError, resolve
 from penstock.registry.prompts import PromptError, render_record, template_fields
@@ -163,6 +170,15 @@ def test_objectives_that_cannot_be_are_refused(value: Any) -> None:
     with pytest.raises(ValidationError) as caught:
         parse_objectives(value)
     assert "objectives" in caught.value.message_dict
+
+
+def test_a_refusal_comes_in_the_readers_language() -> None:
+    with translation.override("zh-hant"), pytest.raises(ValidationError) as caught:
+        parse_objectives([{"metric": "error_rate", "target": "1.5"}])
+    assert caught.value.message_dict["objectives"] == ["0: error_rate 為比率，須介於 0 至 1，即百分之 0 至 100。"]
+    with translation.override("zh-hant"), pytest.raises(ValidationError) as caught:
+        parse_output_contract({"min_characters": 9, "max_characters": 8})
+    assert caught.value.message_dict["output_contract"] == ["字元數上限不得小於下限。"]
 
 
 def test_the_default_plan_is_the_four_fifths_rule() -> None:

@@ -57,11 +57,16 @@ class Objective(BaseModel):
     def _unit_fits(self) -> Self:
         expected = UNITS[self.metric]
         if expected and self.unit != expected:
-            raise ValueError(f"the unit of {self.metric} is {expected!r}, not {self.unit!r}")
+            raise ValueError(
+                _("The unit of %(metric)s is “%(right)s”, not “%(given)s”.")
+                % {"metric": self.metric, "right": expected, "given": self.unit}
+            )
         if not expected and not (len(self.unit) == 3 and self.unit.isascii() and self.unit.isupper()):
-            raise ValueError(f"the unit of {self.metric} is a currency code of three letters, such as TWD")
+            raise ValueError(
+                _("The unit of %(metric)s is a currency code of three letters, such as TWD.") % {"metric": self.metric}
+            )
         if expected == "ratio" and self.target > 1:
-            raise ValueError(f"{self.metric} is a ratio from 0 to 1")
+            raise ValueError(_("%(metric)s is a share: 0 to 1, which is 0 to 100 per cent.") % {"metric": self.metric})
         return self
 
     @property
@@ -127,5 +132,7 @@ def _checked(field: str, parse: Callable[[], T]) -> T:
         messages = []
         for problem in error.errors(include_url=False):
             place = ".".join(str(part) for part in problem["loc"])
-            messages.append(f"{place}: {problem['msg']}" if place else str(problem["msg"]))
+            # Our own sentences come as they are; pydantic would put its English "Value error, " before them.
+            message = problem["ctx"]["error"] if problem["type"] == "value_error" else problem["msg"]
+            messages.append(f"{place}: {message}" if place else str(message))
         raise ValidationError({field: messages}) from error

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Self
 
+from django.utils.translation import gettext as _
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 Phrase = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
@@ -41,7 +42,7 @@ class OutputContract(BaseModel):
     @model_validator(mode="after")
     def _lengths_leave_room(self) -> Self:
         if self.max_characters is not None and self.max_characters < self.min_characters:
-            raise ValueError("max_characters must not be smaller than min_characters")
+            raise ValueError(_("The most characters must not be fewer than the least."))
         return self
 
     @property

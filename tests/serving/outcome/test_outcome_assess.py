@@ -255,7 +255,7 @@ def test_a_contract_that_cannot_be_is_refused_with_the_field_named(field: str, v
 
 
 def test_a_contract_whose_bounds_leave_no_room_is_refused() -> None:
-    with pytest.raises(ValidationError, match="max_characters must not be smaller"):
+    with pytest.raises(ValidationError, match="most characters must not be fewer"):
         OutputContract(min_characters=20, max_characters=10)
 
 

@@ -1,5 +1,6 @@
 """Forms of the evidence pages: fairness thresholds and the Statement of Applicability."""
 
+from decimal import Decimal
 from typing import Any
 
 from django import forms
@@ -18,7 +19,7 @@ class ThresholdsForm(HouseForm):
     )
     min_ratio = forms.DecimalField(
         label=_("Least ratio to the best group"),
-        min_value=0,
+        min_value=Decimal("0.001"),
         max_value=1,
         decimal_places=3,
         help_text=_(
@@ -34,7 +35,11 @@ class ThresholdsForm(HouseForm):
         help_text=_("At the best group's rate; with fewer, chance alone could make the ratio."),
     )
     confidence = forms.DecimalField(
-        label=_("Confidence of intervals"), min_value=0, max_value=1, decimal_places=3, help_text=_("Usually 0.95.")
+        label=_("Confidence of intervals"),
+        min_value=Decimal("0.501"),
+        max_value=Decimal("0.999"),
+        decimal_places=3,
+        help_text=_("Usually 0.95."),
     )
     service_fields = {"fairness_plan": ""}
 

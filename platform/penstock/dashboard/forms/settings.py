@@ -73,9 +73,15 @@ class PersonForm(HouseForm):
         widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
         help_text=_("At least 12 characters. Give it to the person; they change it after signing in."),
     )
-    team = forms.ModelChoiceField(Team.objects.all(), label=_("Team"), required=False, empty_label=_("None yet"))
+    team = forms.ModelChoiceField(Team.objects.none(), label=_("Team"), required=False, empty_label=_("None yet"))
     role = forms.ChoiceField(label=_("Role"), choices=Role.choices, initial=Role.OPERATOR)
     administrator = forms.BooleanField(label=_("Administers the whole installation"), required=False)
+
+    def __init__(self, *args: Any, user: User, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        team = self.fields["team"]
+        assert isinstance(team, forms.ModelChoiceField)
+        team.queryset = teams_of(user)
 
 
 class RoleForm(HouseForm):

@@ -165,7 +165,7 @@ MEANINGS = {
 
 def create_person(request: HttpRequest) -> HttpResponse:
     user = viewer(request)
-    form = PersonForm(request.POST if request.method == "POST" else None)
+    form = PersonForm(request.POST if request.method == "POST" else None, user=user)
     if request.method == "POST" and form.is_valid():
         data = dict(form.cleaned_data)
         team, role = data.pop("team"), data.pop("role")
