@@ -20,6 +20,7 @@ from inference.cache.pages import pages_for
 from inference.errors import StoreError
 from inference.loading import ComputeChoice, LoadedModel, load_model, workspace_bytes
 from inference.model.batch import build_batch
+from inference.parallelism import ThreadGovernor
 from inference.request import Completion, FinishReason, GenerationRequest, InvalidRequest, SamplingParams, TokenEvent
 from inference.sampling import choose_tokens
 from inference.scheduler import Scheduler, Slice
@@ -39,6 +40,7 @@ class EngineStats:
     """What the engine has done since it was loaded, and what it is at.
 
     busy_seconds: wall time within steps. mean_batch_size: sequences a step. running, waiting: sequences now.
+    threads: at most; threads_now: fewer where other processes hold the processor.
     """
 
     steps: int
@@ -53,6 +55,7 @@ class EngineStats:
     compute: str
     kernels: str
     threads: int
+    threads_now: int
 
 
 class Engine:
@@ -66,7 +69,9 @@ class Engine:
         self.compute = model.compute
         self.max_context = model.manifest.config.max_context
         self._model = model
-        self._threads = threads
+        self._governor = ThreadGovernor(threads)
+        # Whole-number sums and row-wise kernels: only there does the number of threads change no bit.
+        self._adapts = model.compute == "int8" and model.decoder.kernels.name == "native"
         self._scheduler = Scheduler(model.pages, max_batch, token_budget)
         self._arrivals = itertools.count()
         self._inbox: deque[Sequence] = deque()
@@ -202,7 +207,6 @@ class Engine:
         for _ in prompts:
             while not left.acquire(timeout=0 if self._thread is None else 0.5):
                 if self._thread is None:
-                    torch.set_num_threads(self._threads)
                     self.step()
         return [completion for completion in results if completion is not None]
 
@@ -221,14 +225,16 @@ class Engine:
                 cache_pages_total=self._model.pages.total,
                 compute=self.compute,
                 kernels=self._model.decoder.kernels.name,
-                threads=self._threads,
+                threads=self._governor.limit,
+                threads_now=self._governor.threads,
             )
 
     def step(self) -> bool:
         """Compute one step of the running batch in the calling thread; False where there was nothing to do."""
         with self._stepping:
             self._collect()
-            started = time.perf_counter()
+            torch.set_num_threads(self._governor.threads)
+            started, processor_started = time.perf_counter(), time.thread_time()
             slices = self._scheduler.schedule()
             if not slices:
                 return False
@@ -240,12 +246,14 @@ class Engine:
                 for piece in slices:
                     self._finish(piece.sequence, "error", f"the step failed: {type(error).__name__}: {error}")
                 return True
-            self._account(slices, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            if self._adapts:
+                self._governor.observe(seconds, time.thread_time() - processor_started)
+            self._account(slices, seconds)
             self._deliver(slices, tokens)
             return True
 
     def _run(self) -> None:
-        torch.set_num_threads(self._threads)
         while True:
             with self._changed:
                 while not (self._stopping or self._inbox or self._scheduler.has_work):

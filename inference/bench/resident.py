@@ -63,6 +63,7 @@ def _measure(engine: Engine, options: argparse.Namespace, batch: int, vocab_size
         "compute": after.compute,
         "kernels": after.kernels,
         "threads": after.threads,
+        "threads_at_end": after.threads_now,
     }
 
 
