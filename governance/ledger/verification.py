@@ -119,8 +119,10 @@ def _check_leaf(leaf: Leaf, result: LedgerVerification) -> None:
             _("Leaf %(index)d: the entry does not have the hash that is stored beside it.") % {"index": leaf.index},
         )
     try:
-        entry: dict[str, Any] = json.loads(leaf.canonical)
+        entry: Any = json.loads(leaf.canonical)
     except ValueError:
+        entry = None
+    if not isinstance(entry, dict):
         result.add(leaf.index, _("Leaf %(index)d: the entry is not JSON.") % {"index": leaf.index})
         return
     columns = {

@@ -102,6 +102,12 @@ def test_the_evidence_verifies_and_the_page_says_what_was_checked(world: Any, cl
         ({"body": {"messages": [{"role": "user", "content": "Other"}]}}, "the stored prompt does not have the digest"),
         ({"output_tokens": 21}, "output_tokens differs from its leaf"),
         ({"valid": None}, "valid differs from its leaf"),
+        ({"body": {}}, "the stored prompt does not have the digest"),
+        ({"groups": {"language": "fr"}}, "groups_digest differs from its leaf"),
+        ({"ttft_seconds": 0.001}, "ttft_seconds differs from its leaf"),
+        ({"compute_seconds": 0.001}, "compute_seconds differs from its leaf"),
+        ({"detected_language": "xx"}, "detected_language differs from its leaf"),
+        ({"finished_at": "2026-01-01T00:00:00Z"}, "finished_at differs from its leaf"),
     ),
 )
 def test_a_changed_request_is_found_and_named(world: Any, client: Any, change: dict[str, Any], said: str) -> None:
@@ -128,6 +134,41 @@ def test_a_changed_leaf_is_found_and_named(world: Any, client: Any) -> None:
     assert not answer.context["result"].holds
     assert f"Leaf {leaf.index}: its entry no longer has the hash" in text
     assert f"Leaf {leaf.index} is not in the tree whose head was signed" in text
+
+
+def test_a_request_that_was_deleted_is_missed(world: Any, client: Any) -> None:
+    from penstock.telemetry.models import Usage
+
+    Usage.objects.filter(request=world.request).delete()
+    world.request.delete()
+    answer = client.post(reverse("dashboard:batch-verify", args=[world.done.pk]))
+    assert not answer.context["result"].holds
+    assert "has a leaf, but no finished request" in answer.content.decode()
+
+
+@pytest.mark.parametrize("entry", ("[]", '{"payload": 1}'))
+def test_a_leaf_changed_into_something_else_is_no_error_of_the_server(world: Any, client: Any, entry: str) -> None:
+    import pgtrigger
+
+    from governance.ledger.models import Leaf
+
+    with pgtrigger.ignore():
+        Leaf.objects.filter(kind="request.finished", subject=world.request.pk).update(canonical=entry)
+    for url in (reverse("dashboard:request-verify", args=[world.request.pk]), reverse("dashboard:ledger-verify")):
+        assert client.post(url).status_code == 200
+    assert not client.post(reverse("dashboard:request-verify", args=[world.request.pk])).context["result"].holds
+
+
+def test_a_tree_without_its_nodes_proves_nothing(world: Any, client: Any) -> None:
+    import pgtrigger
+
+    from governance.ledger.models import Node
+
+    with pgtrigger.ignore():
+        Node.objects.all().delete()
+    answer = client.post(reverse("dashboard:batch-verify", args=[world.done.pk]))
+    assert not answer.context["result"].holds
+    assert "lacks nodes" in answer.content.decode()
 
 
 def test_a_forged_head_is_found(world: Any, client: Any) -> None:

@@ -15,27 +15,17 @@ from django.utils.translation import ngettext
 
 from governance.ledger import selectors, tree
 from governance.ledger.checkpoint import CheckpointError, NoteError, TreeHead, verify_checkpoint_note
-from governance.ledger.events import REQUEST_FINISHED
+from governance.ledger.events import REQUEST_FINISHED, timestamp
 from governance.ledger.keys import VerifierKey
 from governance.ledger.models import Checkpoint, Leaf, OutboxEntry
 from governance.ledger.services import ledger_key
+from penstock.serving.completion import leaf_payload
 from penstock.serving.digests import prompt_digest, salted_digest
 from penstock.serving.models import Request
 
 CHUNK = 2000
+DIGESTED = ("prompt_digest", "output_digest")
 SHOWN_PROBLEMS = 20
-# What a row and its leaf must both say.
-SAME_FIELDS = (
-    "status",
-    "task_version",
-    "prompt_digest",
-    "prompt_tokens",
-    "output_tokens",
-    "http_status",
-    "valid",
-    "refused",
-    "truncated",
-)
 
 
 @dataclass(slots=True)
@@ -94,7 +84,7 @@ def verify_requests(requests: QuerySet[Request], leaves: QuerySet[Leaf]) -> Veri
         for leaf in chunk:
             if leaf.subject in entries:
                 twice.problems.append(_("%(id)s has more than one leaf.") % {"id": leaf.subject})
-            entries[leaf.subject] = json.loads(leaf.canonical).get("payload", {})
+            entries[leaf.subject] = _entry_of(leaf)
         _check_inclusion(within, head, hashes, inclusion)
     hashes.said = ngettext("%(n)d leaf was hashed again.", "%(n)d leaves were hashed again.", result.leaves) % {
         "n": result.leaves
@@ -146,13 +136,21 @@ def _chunks(leaves: QuerySet[Leaf]) -> Iterator[list[Leaf]]:
 
 
 def _check_inclusion(leaves: list[Leaf], head: TreeHead, hashes: Check, inclusion: Check) -> None:
-    proofs = tree.inclusion_proofs([leaf.index for leaf in leaves], head.size, selectors.read_nodes) if leaves else []
-    for leaf, proof in zip(leaves, proofs, strict=True):
+    if not leaves:
+        return
+    for leaf in leaves:
         computed = tree.leaf_hash(leaf.canonical.encode())
         if computed != bytes(leaf.leaf_hash):
             hashes.problems.append(
                 _("Leaf %(index)d: its entry no longer has the hash stored beside it.") % {"index": leaf.index}
             )
+    try:
+        proofs = tree.inclusion_proofs([leaf.index for leaf in leaves], head.size, selectors.read_nodes)
+    except tree.MissingNodeError:
+        inclusion.problems.append(_("The stored tree lacks nodes, so that inclusion cannot be proved."))
+        return
+    for leaf, proof in zip(leaves, proofs, strict=True):
+        computed = tree.leaf_hash(leaf.canonical.encode())
         if not tree.verify_inclusion(computed, leaf.index, head.size, proof, head.root):
             inclusion.problems.append(
                 _("Leaf %(index)d is not in the tree whose head was signed.") % {"index": leaf.index}
@@ -162,14 +160,15 @@ def _check_inclusion(leaves: list[Leaf], head: TreeHead, hashes: Check, inclusio
 def _check_rows(
     requests: QuerySet[Request], entries: dict[str, dict[str, Any]], complete: Check, result: Verification
 ) -> list[Check]:
-    """Each finished request has its leaf, and still says what the leaf says."""
+    """Each finished request has its leaf, each leaf its request, and both say the same."""
     agreement = Check("")
     count = 0
     missing = []
-    rows = requests.filter(status__in=Request.FINISHED).order_by("pk")
+    without_row = dict(entries)
+    rows = requests.filter(status__in=Request.FINISHED).select_related("task", "team", "model_release").order_by("pk")
     for row in rows.iterator(chunk_size=CHUNK):
         count += 1
-        entry = entries.get(row.pk)
+        entry = without_row.pop(row.pk, None)
         if entry is None:
             missing.append(row.pk)
         else:
@@ -178,6 +177,7 @@ def _check_rows(
         OutboxEntry.objects.filter(kind=REQUEST_FINISHED, subject__in=missing).values_list("subject", flat=True)
     )
     complete.problems += [_("%(id)s is finished and has no leaf.") % {"id": pk} for pk in missing if pk not in waiting]
+    complete.problems += [_("%(id)s has a leaf, but no finished request.") % {"id": pk} for pk in without_row]
     complete.said = ngettext(
         "%(n)d finished request has exactly one leaf.", "%(n)d finished requests have exactly one leaf each.", count
     ) % {"n": count - len(waiting)}
@@ -199,15 +199,37 @@ def _check_rows(
 
 
 def disagreements(row: Request, entry: dict[str, Any]) -> list[str]:
-    """Where a request's row says something else than its leaf."""
+    """Where a request's row says something else than its leaf. Digests are reckoned from the texts in the row."""
     found = []
-    for name in SAME_FIELDS:
-        value = getattr(row, name)
-        if (str(value) if name == "status" else value) != entry.get(name):
-            found.append(_("%(id)s: %(field)s differs from its leaf.") % {"id": row.pk, "field": name})
-    if prompt_digest(row.salt, row.body) != entry.get("prompt_digest"):
+    payload = entry["payload"]
+    said = _payload_now(row)
+    names = [name for name in said if name not in DIGESTED and said[name] != payload.get(name)]
+    if row.finished_at is None or timestamp(row.finished_at) != entry["occurred_at"]:
+        names.append("finished_at")
+    for name in names:
+        found.append(_("%(id)s: %(field)s differs from its leaf.") % {"id": row.pk, "field": name})
+    if said["prompt_digest"] != payload.get("prompt_digest"):
         found.append(_("%(id)s: the stored prompt does not have the digest in its leaf.") % {"id": row.pk})
-    digest = salted_digest(row.salt, row.output_text) if row.output_text else None
-    if digest != entry.get("output_digest"):
+    if said["output_digest"] != payload.get("output_digest"):
         found.append(_("%(id)s: the stored output does not have the digest in its leaf.") % {"id": row.pk})
     return found
+
+
+def _payload_now(row: Request) -> dict[str, Any]:
+    """What the leaf would say were it written now."""
+    try:
+        said = leaf_payload(row)
+        prompt = prompt_digest(row.salt, row.body)
+    except (KeyError, TypeError, ValueError):
+        # A body that was changed into none that could ever have been run.
+        said, prompt = {}, None
+    output = salted_digest(row.salt, row.output_text) if row.output_text else None
+    return {**said, "prompt_digest": prompt, "output_digest": output}
+
+
+def _entry_of(leaf: Leaf) -> dict[str, Any]:
+    """The leaf's time and payload; empty where the entry was changed into something without."""
+    entry = json.loads(leaf.canonical)
+    entry = entry if isinstance(entry, dict) else {}
+    payload = entry.get("payload")
+    return {"occurred_at": entry.get("occurred_at"), "payload": payload if isinstance(payload, dict) else {}}
