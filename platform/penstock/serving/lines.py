@@ -18,6 +18,8 @@ from penstock.serving.rejection import Rejected
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
 MAX_CUSTOM_ID_CHARACTERS = 255
+MAX_INTEGER_DIGITS = 1000
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LINE_KEYS = frozenset({"custom_id", "method", "url", "body"})
 
 
@@ -124,7 +126,7 @@ def numbered_lines(sha256: str) -> Iterator[tuple[int, bytes]]:
             while len(raw) > MAX_LINE_BYTES and rest and not rest.endswith(b"\n"):
                 rest = stream.readline(MAX_LINE_BYTES)
             if number == 1:
-                raw = raw.removeprefix(b"\xef\xbb\xbf")  # the mark that some editors put first
+                raw = raw.removeprefix(BYTE_ORDER_MARK)  # the mark that some editors put first
             if raw.strip():
                 yield number, raw
 
@@ -139,7 +141,7 @@ def _parse(raw: bytes) -> dict[str, Any]:
             "invalid_encoding", None, _("The line is not UTF-8: byte %(at)d cannot be read.") % {"at": error.start + 1}
         ) from error
     try:
-        line = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
+        line = read_json(text)
     except json.JSONDecodeError as error:
         raise bad_line(
             "invalid_json_line",
@@ -152,6 +154,19 @@ def _parse(raw: bytes) -> dict[str, Any]:
     if not isinstance(line, dict):
         raise bad_line("invalid_json_line", None, _("The line must be a JSON object."))
     return line
+
+
+def read_json(text: str) -> Any:
+    """The value of a line. Raises ValueError, also for NaN and for a name that stands twice in one object, and
+    RecursionError."""
+    return json.loads(text, parse_constant=_refuse_constant, parse_int=_integer, object_pairs_hook=_object)
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_INTEGER_DIGITS:
+        message = _("a whole number of %(count)d digits is too long; at most %(most)d are read")
+        raise ValueError(message % {"count": len(digits), "most": MAX_INTEGER_DIGITS})
+    return int(digits)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -10,30 +10,38 @@ from django.utils.translation import gettext as _
 from penstock.registry.models import Task
 from penstock.registry.prompts import PromptError, render_record
 from penstock.serving.bodies import CHAT_COMPLETIONS
+from penstock.serving.lines import BYTE_ORDER_MARK, read_json
 
 
 def request_lines(lines: Iterable[bytes], *, task: Task) -> Iterator[bytes]:
     """The lines of a JSONL file with its records made into requests of `task`.
 
     A line is a request if it has `body` or `method`; any other JSON object is a record. All else is left as it is, for
-    intake to judge. Raises ValidationError on `file`, with the line, for a record that does not fit.
+    intake to judge, and blank lines too: the lines that intake names are those of the file. Raises ValidationError on
+    `file`, with the line, for a record that does not fit.
     """
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
         record = _record(line)
         if record is None:
             yield line.rstrip(b"\r\n") + b"\n"
         else:
-            yield json.dumps(as_request(record, number, task), ensure_ascii=False).encode() + b"\n"
+            yield _encoded(as_request(record, number, task)) + b"\n"
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
-        value = json.loads(line)
+        value = read_json(line.removeprefix(BYTE_ORDER_MARK).decode())
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) and "body" not in value and "method" not in value else None
+
+
+def _encoded(request: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(request, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        # Half of a surrogate pair: escaped, it reaches intake, which refuses it by line and name.
+        return json.dumps(request).encode()
 
 
 def as_request(record: dict[str, Any], number: int, task: Task) -> dict[str, Any]:
@@ -42,6 +50,9 @@ def as_request(record: dict[str, Any], number: int, task: Task) -> dict[str, Any
         messages = render_record(task, record)
     except PromptError as error:
         place = {"line": number, "error": error}
+        raise ValidationError({"file": _("Line %(line)s: %(error)s") % place}) from None
+    except RecursionError:
+        place = {"line": number, "error": _("The record is nested too deep.")}
         raise ValidationError({"file": _("Line %(line)s: %(error)s") % place}) from None
     group = task.fairness_plan.get("group", "")
     groups = {group: str(record[group])} if group in record else {}
