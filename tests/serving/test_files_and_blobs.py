@@ -138,3 +138,22 @@ def test_a_file_that_a_batch_reads_is_not_deleted(people: Any, submit: Callable[
         delete_file(user=people.operator, file=batch.input_file)
 
     assert caught.value.http_status == 409
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    (
+        ("../../etc/passwd", "passwd"),
+        ("C:\\work\\items.jsonl", "items.jsonl"),
+        ("two\nlines\r.jsonl", "two\ufffdlines\ufffd.jsonl"),
+        ("not-\udcff-utf8.jsonl", "not-\ufffd-utf8.jsonl"),
+        ("a\x00b", "a\ufffdb"),
+        ("商品 資料.jsonl", "商品 資料.jsonl"),
+        ("", "upload.jsonl"),
+        ("x" * 300, "x" * 255),
+    ),
+)
+def test_a_file_name_is_kept_as_far_as_a_header_and_the_database_can_carry_it(given: str, kept: str) -> None:
+    from penstock.serving.services.files import plain_filename
+
+    assert plain_filename(given) == kept

@@ -43,7 +43,7 @@ def create_file(
             message=_("'%(purpose)s' is not a purpose that can be uploaded; use one of: %(known)s.")
             % {"purpose": purpose, "known": ", ".join(UPLOAD_PURPOSES)},
         )
-    name = PurePath(filename.replace("\\", "/")).name.replace("\x00", "")[:255] or "upload.jsonl"
+    name = plain_filename(filename)
     lifetime = _lifetime(purpose, expires_after_seconds)
     limit_bytes = config().max_file_bytes
     try:
@@ -71,6 +71,16 @@ def create_file(
         )
         _record_created(file, actor=user.username)
     return file
+
+
+def plain_filename(given: str) -> str:
+    """The last part of a path, of printable characters only.
+
+    A system's file names are bytes: they may hold line ends, which no HTTP header can carry, and what is not UTF-8,
+    which PostgreSQL cannot keep.
+    """
+    name = PurePath(given.replace("\\", "/")).name
+    return "".join(character if character.isprintable() else "\ufffd" for character in name)[:255] or "upload.jsonl"
 
 
 def create_output_file(*, batch: Batch, filename: str, blob: blobs.Blob) -> File:
