@@ -140,6 +140,12 @@ class StreamOptions(_Part):
     include_obfuscation: bool | None = None
 
 
+class StreamOptionsHolder(_Part):
+    """Names the parameter in what is wrong with it."""
+
+    stream_options: StreamOptions | None
+
+
 @dataclass(frozen=True, slots=True)
 class InvalidBody(Exception):
     """A body that cannot be served, with everything that is wrong with it."""
@@ -157,8 +163,7 @@ def parse_body(body: object, endpoint: str) -> ChatBody | CompletionBody:
     found = [problem for problem in problems if problem is not None]
     try:
         parsed = model.model_validate({name: value for name, value in body.items() if name in known})
-        if body.get("stream_options") is not None:
-            StreamOptions.model_validate(body["stream_options"])
+        StreamOptionsHolder.model_validate({"stream_options": body.get("stream_options")})
     except ValidationError as error:
         raise InvalidBody((*_problems_of(error), *found)) from error
     if found:
