@@ -103,3 +103,10 @@ def test_a_request_without_usage_or_leaf_has_a_page(world: Any, client: Any) -> 
     text = client.get(f"/requests/{waiting.pk}/").content.decode()
     assert "not in the tree yet" in text
     assert 'title="No data"' in text
+
+
+@pytest.mark.parametrize("address", ("/batches/%00/", "/requests/%00/", "/files/%00/", "/settings/people/%00/role/"))
+def test_an_address_that_the_database_cannot_compare_leads_nowhere(
+    world: Any, people: Any, as_person: Any, address: str
+) -> None:
+    assert as_person(people.operator).get(address).status_code == 404

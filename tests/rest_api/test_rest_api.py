@@ -1,3 +1,4 @@
+import base64
 import json
 from typing import Any
 
@@ -270,3 +271,17 @@ def test_text_that_cannot_be_stored_is_refused(signed_in: Any, people: Any, batc
         assert client.post("/api/tasks/", json.dumps(body), content_type="application/json").status_code == 400
     assert client.post("/api/tasks/", b"{", content_type="application/json").status_code == 400
     assert client.post("/api/tasks/", b"[1]", content_type="application/json").status_code == 400
+
+
+@pytest.mark.parametrize("body", (b"[" * 100_000, b'{"a":' * 100_000))
+def test_a_body_nested_too_deep_is_refused(signed_in: Any, people: Any, body: bytes) -> None:
+    answer = signed_in(people.operator).post("/api/tasks/", body, content_type="application/json")
+    assert answer.status_code == 400
+    assert "nested too deep" in str(answer.data)
+
+
+def test_a_cursor_that_was_not_made_here_leads_nowhere(signed_in: Any, people: Any) -> None:
+    client = signed_in(people.operator)
+    for position in ("x", "p=%00"):
+        cursor = base64.b64encode(position.encode()).decode()
+        assert client.get("/api/tasks/", {"cursor": cursor}).status_code in (200, 404)

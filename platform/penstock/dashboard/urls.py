@@ -1,8 +1,10 @@
 """Every page. All but signing in and the theme are for people who are signed in."""
 
 from collections.abc import Callable
+from functools import wraps
 
 from django.contrib.auth.decorators import login_required
+from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import URLPattern, URLResolver, path
 
@@ -19,6 +21,7 @@ from penstock.dashboard.views import (
     settings,
     tasks,
 )
+from penstock.serving.bodies import unstorable_text
 
 app_name = "dashboard"
 
@@ -79,4 +82,20 @@ PAGES: dict[str, tuple[str, Callable[..., HttpResponseBase]]] = {
     "person-role": ("settings/people/<str:username>/role/", settings.grant_role),
 }
 
-urlpatterns = [*OPEN, *(path(route, login_required(view), name=name) for name, (route, view) in PAGES.items())]
+
+def storable(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
+    """The view, for addresses of text that PostgreSQL can compare; nothing is kept under any other."""
+
+    @wraps(view)
+    def guarded(request: HttpRequest, **parts: str) -> HttpResponseBase:
+        if unstorable_text(parts):
+            raise Http404
+        return view(request, **parts)
+
+    return guarded
+
+
+urlpatterns = [
+    *OPEN,
+    *(path(route, login_required(storable(view)), name=name) for name, (route, view) in PAGES.items()),
+]

@@ -7,7 +7,7 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Model, QuerySet
 from django.http import Http404
 from django.utils.translation import gettext as _
-from rest_framework.exceptions import ValidationError
+from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.generics import GenericAPIView
 from rest_framework.pagination import CursorPagination
 from rest_framework.request import Request as ApiRequest
@@ -20,11 +20,20 @@ from penstock.serving.bodies import unstorable_text
 M = TypeVar("M", bound=Model)
 
 
-class ByName(CursorPagination):
+class Pages(CursorPagination):
+    def decode_cursor(self, request: ApiRequest) -> Any:
+        """Raises NotFound, as for any cursor that was not made here, for one that holds what PostgreSQL cannot take."""
+        cursor = super().decode_cursor(request)
+        if cursor is not None and unstorable_text(cursor.position):
+            raise NotFound(self.invalid_cursor_message)
+        return cursor
+
+
+class ByName(Pages):
     ordering = "name"
 
 
-class NewestFirst(CursorPagination):
+class NewestFirst(Pages):
     ordering = ("-created_at", "-pk")
     # All rows of a batch are made at one moment; within it the cursor counts.
     offset_cutoff = 1_000_000

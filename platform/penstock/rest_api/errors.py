@@ -4,7 +4,8 @@ from typing import Any
 
 from django.core.exceptions import NON_FIELD_ERRORS
 from django.core.exceptions import ValidationError as DjangoValidationError
-from rest_framework.exceptions import APIException, ValidationError
+from django.utils.translation import gettext as _
+from rest_framework.exceptions import APIException, ParseError, ValidationError
 from rest_framework.response import Response
 from rest_framework.settings import api_settings
 from rest_framework.views import exception_handler
@@ -26,6 +27,9 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
             error = ValidationError(_by_field(error))
         case TransitionError():
             error = Conflict(str(error))
+        case RecursionError():
+            # JSON of thousands of brackets, which Python's parser gives up on.
+            error = ParseError(_("The body is nested too deep."))
     return exception_handler(error, context)
 
 
