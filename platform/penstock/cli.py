@@ -19,7 +19,7 @@ from penstock.config import ConfigurationError
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "penstock.settings")
 try:
     django.setup()
-except ConfigurationError as unusable:
+except (ConfigurationError, OSError) as unusable:  # a home that cannot be written to, among others
     sys.exit(str(unusable))
 
 from penstock.operations.terminal import terminal_language
@@ -97,14 +97,14 @@ def main() -> None:
 def up(port: int | None) -> None:
     from penstock.config import config
     from penstock.operations.embedded import ServerStartError
-    from penstock.operations.supervisor import AlreadyRunning, PreparationFailed, Supervisor
+    from penstock.operations.supervisor import AlreadyRunning, PortTaken, PreparationFailed, Supervisor
 
     if port is not None:
         os.environ["PENSTOCK_PORT"] = str(port)
         config.cache_clear()
     try:
         Supervisor(config()).run()
-    except (AlreadyRunning, PreparationFailed, ServerStartError, OSError) as error:
+    except (AlreadyRunning, PortTaken, PreparationFailed, ServerStartError, OSError) as error:
         fail(error)
 
 

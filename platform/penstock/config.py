@@ -14,9 +14,12 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class Config(BaseSettings):
-    """Settings by environment variable; names below with `PENSTOCK_` in front, but for the two server addresses."""
+    """Settings by environment variable; names below with `PENSTOCK_` in front, but for the two server addresses.
 
-    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", extra="ignore")
+    A variable that is set to nothing counts as not set: an empty home would be the current folder.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_ignore_empty=True, extra="ignore")
 
     home: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("penstock")))
     host: str = "127.0.0.1"

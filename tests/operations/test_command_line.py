@@ -80,3 +80,62 @@ def test_the_language_follows_the_terminal(name: str, monkeypatch: pytest.Monkey
     assert terminal_language() == "zh-hant"
     monkeypatch.setenv(name, "en_GB.UTF-8")
     assert terminal_language() == "en"
+
+
+def test_a_home_set_to_nothing_is_the_default_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    import platformdirs
+
+    from penstock.config import Config
+
+    monkeypatch.setenv("PENSTOCK_HOME", "")
+    assert Config().home == Path(platformdirs.user_data_dir("penstock"))
+
+
+def test_a_home_that_cannot_be_made_is_told_in_one_line() -> None:
+    done = penstock("task", "list", home=Path("/dev/null/home"))
+    assert done.returncode == 1
+    assert "/dev/null/home" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_every_error_that_a_service_explains_is_told_without_a_traceback() -> None:
+    from governance.exports.bundle import BundleError
+    from governance.exports.services import UnknownCheckpointError
+    from penstock.operations.expected import EXPECTED_ERRORS
+    from penstock.registry.transitions import TransitionError
+    from penstock.serving.rejection import Rejected
+
+    for kind in (BundleError, Rejected, TransitionError, UnknownCheckpointError):
+        assert issubclass(kind, EXPECTED_ERRORS)
+
+
+def test_a_setup_that_outlived_its_killed_supervisor_is_ended(tmp_path: Path) -> None:
+    """Two of them would both import the starter model, and the later would fail."""
+    from penstock.config import Config
+    from penstock.operations.supervisor import Supervisor
+
+    def supervisor() -> Supervisor:
+        made = Supervisor(Config(home=tmp_path))
+        made.take_lock()
+        return made
+
+    (tmp_path / "run").mkdir()
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    killed = supervisor()
+    killed.record_pids(("setup", left.pid))
+    assert killed.lock is not None
+    killed.lock.close()
+    supervisor().end_leftovers()
+    assert left.poll() is not None
+
+
+def test_a_port_that_another_program_holds_is_told_before_anything_starts(tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = penstock("up", home=tmp_path, PENSTOCK_PORT=str(port))
+    assert done.returncode == 1
+    assert f"Port {port} at 127.0.0.1 cannot be used" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "postgres").exists()

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -39,6 +40,10 @@ COLOURS = {"web": "cyan", "worker": "green", "control": "magenta", "scheduler": 
 
 class AlreadyRunning(Exception):
     """Another `penstock up` holds this home."""
+
+
+class PortTaken(Exception):
+    """Another program listens where the dashboard should."""
 
 
 class PreparationFailed(Exception):
@@ -77,11 +82,12 @@ class Supervisor:
         return self.home / "run" / "pids.json"
 
     def run(self) -> None:
-        """Runs until asked to stop. Raises AlreadyRunning, PreparationFailed."""
+        """Runs until asked to stop. Raises AlreadyRunning, PortTaken, PreparationFailed."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: self.stopping.set())
         self.take_lock()
         self.end_leftovers()
+        self.check_port()
         try:
             self.start_servers()
             self.prepare()
@@ -128,8 +134,25 @@ class Supervisor:
                         process.kill()
                         process.wait(5)
 
-    def record_pids(self) -> None:
+    def check_port(self) -> None:
+        """Whether the web server will be able to listen; whoever answers there instead would be taken for it."""
+        host, port = self.config.host, self.config.port
+        family, kind, protocol, _name, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(address)
+            except OSError as error:
+                message = _(
+                    "Port %(port)d at %(host)s cannot be used: %(why)s. Choose another: PENSTOCK_PORT or --port."
+                )
+                raise PortTaken(message % {"port": port, "host": host, "why": error.strerror}) from error
+
+    def record_pids(self, *others: tuple[str, int]) -> None:
         running = [(program.name, program.process.pid) for program in self.programs if program.process is not None]
+        running += others
         if self.valkey is not None and (pid := self.valkey.pid()) is not None:
             running.append(("valkey", pid))
         entries = []
@@ -166,11 +189,13 @@ class Supervisor:
     def prepare(self) -> None:
         """Runs `operations.prepare` as a process of its own: it may import torch, and this one must stay small.
 
-        Asked to stop meanwhile, it is ended: each of its steps is whole or is done again at the next start.
+        Asked to stop meanwhile, it is ended: each of its steps is whole or is done again at the next start. It is on
+        record like the programs: were this supervisor killed, the next one ends it before it sets up the same things.
         """
         process = subprocess.Popen(
             [sys.executable, "-m", "penstock.operations.prepare"], env=self.environment, start_new_session=True
         )
+        self.record_pids(("setup", process.pid))
         while process.poll() is None:
             if self.stopping.wait(0.1):
                 process.terminate()
