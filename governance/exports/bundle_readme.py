@@ -23,6 +23,7 @@ How to check it (no network, no Penstock; Python 3.10 or later)
 
 What it does not show
   That an entry was true when it was written; only that it has not been changed since the head was signed.
+  That the figures in measurements.json and exports/ follow from the entries: they are the signer's statement.
 
 Files
   manifest.json         size and SHA-256 of every file
@@ -56,6 +57,7 @@ PENSTOCK 證據包
 
 無法證明的事
   無法證明紀錄在寫入時是否屬實；只能證明自檢查點簽署之後未曾更改。
+  無法證明 measurements.json 與 exports/ 中的數據確由這些紀錄算得：那是簽署者的聲明。
 
 檔案
   manifest.json         每個檔案的大小與 SHA-256

@@ -12,7 +12,11 @@ What is checked, so that no byte is left out:
 4. checkpoint.txt: the signed head of the log (C2SP tlog-checkpoint);
 5. leaves.jsonl: every entry is in that log, at its place (RFC 9162 inclusion proofs);
 6. consistency/: earlier heads are prefixes of this one (RFC 9162 consistency proofs);
-7. where a batch's entry declares its number of finished requests, that as many are in the bundle.
+7. where a batch's entry declares its number of finished requests, that as many are in the bundle; of a batch
+   without such an entry it is said that nothing shows whether all of its requests are here.
+
+Not checked, because the log does not hold it: the figures in measurements.json and exports/ are the signer's own
+statement over these entries.
 
 This one file is all that an auditor has to read, so it imports nothing that lies beside it.
 """
@@ -98,6 +102,7 @@ class Report:
 
     checks: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
+    notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # what the bundle leaves open
     key: Key | None = None
     key_pinned: bool = False
     head: Head | None = None
@@ -109,6 +114,10 @@ class Report:
 
     def holds(self, text: str, **values: Any) -> None:
         self.checks.append((text, values))
+
+    def leaves_open(self, text: str, **values: Any) -> None:
+        if len(self.notes) < MAX_PROBLEMS:
+            self.notes.append((text, values))
 
     def wrong(self, file: str, text: str, *, line: int | None = None, leaf: int | None = None, **values: Any) -> None:
         self.note(Finding(file, text, values, line, leaf))
@@ -122,16 +131,17 @@ class Report:
         if self.problems:
             text = translate("NOT VERIFIED: %(count)d problem(s); the first: %(first)s", lang)
             return text % {"count": len(self.problems), "first": self.problems[0].render(lang)}
+        text = "VERIFIED with the key in the bundle: compare its fingerprint with one that reached you otherwise."
         if self.key_pinned:
-            return translate("VERIFIED with the key that you gave.", lang)
-        return translate(
-            "VERIFIED with the key in the bundle: compare its fingerprint with one that reached you otherwise.",
-            lang,
-        )
+            text = "VERIFIED with the key that you gave."
+        if not self.notes:
+            return translate(text, lang)
+        return f"{translate(text, lang)} {translate('%d point(s) stay open, see above.', lang) % len(self.notes)}"
 
     def lines(self, lang: str = "en") -> list[str]:
         """The report in plain words; the verdict is the last line."""
         lines = [f"{translate('ok', lang)}   {translate(text, lang) % values}" for text, values in self.checks]
+        lines += [f"{translate('open', lang)} {translate(text, lang) % values}" for text, values in self.notes]
         lines += [f"{translate('BAD', lang)}  {finding.render(lang)}" for finding in self.problems]
         if self.key is not None:
             values = {"vkey": self.key.vkey, "print": self.key.fingerprint}
@@ -148,6 +158,7 @@ class Report:
             "key": key and {"vkey": key.vkey, "fingerprint": key.fingerprint, "pinned": self.key_pinned},
             "checkpoint": head and {"origin": head.origin, "size": head.size, "root": head.root.hex()},
             "checks": [translate(text, lang) % values for text, values in self.checks],
+            "open": [translate(text, lang) % values for text, values in self.notes],
             "problems": [
                 {"file": f.file or None, "line": f.line, "leaf": f.leaf, "byte": f.byte, "message": f.message(lang)}
                 for f in self.problems
@@ -677,10 +688,24 @@ def check_leaves(files: Files, report: Report) -> None:
         else:
             text = "batch %(batch)s: all of its %(count)d finished requests are here"
             report.holds(text, batch=batch, count=count)
+    for batch in sorted(finished.keys() - {batch for _, _, batch, _ in declared} - {"None"}):
+        text = "batch %(batch)s: no entry here says how many requests it had; some of them may have been left out"
+        report.leaves_open(text, batch=printable(batch))
+    chosen = selected_batch(files)
+    if chosen and chosen not in finished and all(batch != chosen for _, _, batch, _ in declared):
+        text = "batch %(batch)s: the bundle was made about it, and holds no entry of its requests"
+        report.leaves_open(text, batch=printable(chosen))
     if len(report.problems) == faults:
         summary = ", ".join(f"{printable(kind)} {kinds[kind]}" for kind in sorted(kinds))
         text = "leaves: %(count)d entries are in the log, each at its place (%(kinds)s)"
         report.holds(text, count=number, kinds=summary or "-")
+
+
+def selected_batch(files: Files) -> str | None:
+    """The batch that the bundle says it is about."""
+    selection = as_object(MANIFEST, files.read(MANIFEST)).get("selection")
+    batch = selection.get("batch") if isinstance(selection, dict) else None
+    return batch if isinstance(batch, str) else None
 
 
 def parse_leaf(line: bytes) -> tuple[int, str, list[bytes]]:
@@ -794,6 +819,12 @@ ZH_HANT = {
     "byte %d": "第 %d 位元組",
     "ok": "通過",
     "BAD": "不符",
+    "open": "未定",
+    "%d point(s) stay open, see above.": "尚有 %d 點未能確定，詳見上文。",
+    "batch %(batch)s: no entry here says how many requests it had; some of them may have been left out":
+        "批次 %(batch)s：此處沒有紀錄說明它有多少請求，可能有部分遭到略去",
+    "batch %(batch)s: the bundle was made about it, and holds no entry of its requests":
+        "批次 %(batch)s：證據包以它為對象，卻不含其任何請求的紀錄",
     "key  %(vkey)s": "金鑰  %(vkey)s",
     "     fingerprint (SHA-256) %(print)s": "      指紋（SHA-256）%(print)s",
     "NOT VERIFIED: %(count)d problem(s); the first: %(first)s":
