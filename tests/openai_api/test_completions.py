@@ -163,6 +163,14 @@ def test_what_is_wrong_is_told_before_a_stream_opens(
     assert not Request.objects.exists()
 
 
+def test_what_is_wrong_with_stream_options_is_told_by_that_name(client: openai.OpenAI, release: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(
+            model="smollm2", messages=QUESTION, stream=True, extra_body={"stream_options": ["include_usage"]}
+        )
+    assert refused.value.param == "stream_options"
+
+
 def test_without_an_engine_host_it_is_a_503(client: openai.OpenAI, release: Any) -> None:
     with pytest.raises(openai.InternalServerError) as caught:
         client.chat.completions.create(model="smollm2", messages=QUESTION)
