@@ -23,7 +23,7 @@ def penstock(*arguments: str, home: Path, **environment: str) -> subprocess.Comp
 
 
 def test_every_command_explains_itself() -> None:
-    from penstock.cli import main
+    from penstock.commands.root import penstock as main
 
     def walk(command: click.Command, path: tuple[str, ...]) -> None:
         assert command.help, f"{' '.join(path)} has no help"
