@@ -182,3 +182,11 @@ def test_a_second_up_in_the_same_home_is_refused_with_a_reason(installation: Ins
 def test_doctor_finds_nothing_missing(installation: Installation, sample_batch: str) -> None:
     findings = json.loads(installation.run("doctor", "--json").stdout)
     assert [finding for finding in findings if not finding["ok"]] == []
+
+
+def test_the_whole_ledger_can_be_checked_at_the_terminal(installation: Installation, sample_batch: str) -> None:
+    found = json.loads(installation.run("evidence", "check", "--json").stdout)
+    assert found["intact"]
+    assert found["problems"] == []
+    assert found["leaves"] >= 64
+    assert found["checkpoints"] >= 1

@@ -56,6 +56,36 @@ def evidence_export(
 
 
 @evidence.command(
+    "check",
+    help=_(
+        "Check this installation's whole ledger: every entry against its hash, the tree, and every signed head. Exit "
+        "code 1 if anything was changed."
+    ),
+)
+@json_option
+@with_database
+def evidence_check(as_json: bool) -> None:
+    from governance.ledger.services import ledger_key
+    from governance.ledger.verification import verify_database
+
+    found = verify_database(key=ledger_key().verifier)
+    if as_json:
+        print_json(asdict(found) | {"intact": found.intact})
+    else:
+        for problem in found.problems:
+            place = _("whole ledger") if problem.index is None else _("entry %d") % problem.index
+            click.echo(f"{place}: {problem.message}")
+        count = {"leaves": found.leaves, "heads": found.checkpoints, "root": found.root}
+        verdict = (
+            _("Intact: %(leaves)d entries and %(heads)d signed heads agree; root %(root)s.")
+            if found.intact
+            else _("CHANGED: %(leaves)d entries and %(heads)d signed heads do not agree.")
+        )
+        click.echo(verdict % count)
+    sys.exit(0 if found.intact else 1)
+
+
+@evidence.command(
     "verify",
     context_settings={"ignore_unknown_options": True},
     help=_(
