@@ -153,7 +153,7 @@ class Installation:
     def end(self) -> None:
         """Stops whatever of it still runs, however the test left it."""
         if self.process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(subprocess.TimeoutExpired, ProcessLookupError):
                 self.down()
         for process in psutil.process_iter(["cmdline", "environ"]):
             with contextlib.suppress(psutil.Error):

@@ -85,6 +85,20 @@ def test_ctrl_c_at_the_terminal_is_not_for_valkey(tmp_path: Path) -> None:
     assert not server.is_running()
 
 
+def test_a_valkey_that_outlived_its_supervisor_is_ended_and_its_queue_kept(tmp_path: Path) -> None:
+    orphan = EmbeddedValkey(tmp_path)
+    url = orphan.start().replace("redis+socket://", "unix://")
+    redis.Redis.from_url(url).rpush("queue", "message")
+    successor = EmbeddedValkey(tmp_path)  # knows nothing of the orphan's process
+    try:
+        assert successor.start().replace("redis+socket://", "unix://") == url
+        assert successor.pid() != orphan.pid()
+        assert redis.Redis.from_url(url).lrange("queue", 0, -1) == [b"message"]
+    finally:
+        successor.stop()
+        orphan.stop()
+
+
 @pytest.mark.parametrize("length", [10, 200])
 def test_a_long_home_still_gets_a_socket_path_that_fits(tmp_path: Path, length: int) -> None:
     from penstock.operations.embedded import socket_path

