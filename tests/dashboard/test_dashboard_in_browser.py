@@ -23,9 +23,11 @@ ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
 def server(transactional_db: None, static_files: Any) -> Iterator[str]:
     """uvicorn with the ASGI application, in a thread, on the test's database."""
     import uvicorn
+    from django.core.asgi import get_asgi_application
 
-    from penstock.asgi import application
-
+    # A new one: the static files are looked up when an application is made, and another test may have made one before
+    # they were there.
+    application = get_asgi_application()
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     web = uvicorn.Server(uvicorn.Config(application, log_level="warning", access_log=False, lifespan="off"))
