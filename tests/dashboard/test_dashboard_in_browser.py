@@ -111,13 +111,15 @@ def test_progress_moves_and_stops_when_the_batch_is_over(page: Any, world: Any, 
 
 
 def test_language_and_theme_are_switched_without_a_flash(page: Any, complaints: list[str]) -> None:
+    def background(theme: str) -> str:
+        page.locator(f"form[action='/theme/'] button[value={theme}]").click()
+        page.wait_for_selector(f"html[data-theme={theme}] main")  # the next page is there, not only asked for
+        page.wait_for_load_state("load")
+        return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
     page.click("text=繁體中文")
-    assert page.get_attribute("html", "lang") == "zh-Hant"
-    page.locator("form[action='/theme/'] button[value=dark]").click()
-    assert page.get_attribute("html", "data-theme") == "dark"
-    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    page.locator("form[action='/theme/'] button[value=light]").click()
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
+    page.wait_for_selector("html[lang=zh-Hant] main")
+    assert background("dark") != background("light")
     assert complaints == []
 
 
