@@ -63,7 +63,8 @@ def page(server: str, world: Any, complaints: list[str]) -> Iterator[Any]:
         page.goto(f"{server}/sign-in/")
         page.fill("[name=username]", "operator")
         page.fill("[name=password]", "a long pass phrase 1")
-        page.click("main button[type=submit]")
+        with page.expect_navigation():
+            page.click("main button[type=submit]")
         page.server = server
         yield page
         browser.close()
