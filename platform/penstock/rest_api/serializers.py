@@ -11,6 +11,7 @@ from penstock.accounts.selectors import people_visible_to, teams_visible_to
 from penstock.pilots.models import Pilot
 from penstock.registry.models import ModelRelease, Task, TaskVersion
 from penstock.registry.selectors import releases_visible_to, transitions_open_to
+from penstock.registry.services.tasks import CONTENT_FIELDS
 from penstock.serving.models import Batch, Request
 from penstock.serving.selectors import progress
 from penstock.telemetry.models import RateCard
@@ -31,25 +32,6 @@ class ReleaseField(serializers.SlugRelatedField[ModelRelease]):
         return releases_visible_to(self.context["request"].user)
 
 
-CONTENT = [
-    "title",
-    "purpose",
-    "owner",
-    "latency_class",
-    "risk_tier",
-    "model_release",
-    "system_prompt",
-    "prompt_template",
-    "max_output_tokens",
-    "output_contract",
-    "objectives",
-    "fairness_plan",
-    "budget_amount",
-    "budget_currency",
-    "retention_days",
-]
-
-
 class TaskSerializer(serializers.ModelSerializer[Task]):
     team = TeamField(slug_field="slug")
     owner = OwnerField(slug_field="username", required=False)
@@ -61,7 +43,7 @@ class TaskSerializer(serializers.ModelSerializer[Task]):
         fields = [
             "name",
             "team",
-            *CONTENT,
+            *CONTENT_FIELDS,
             "status",
             "version",
             "unassigned",
@@ -81,7 +63,7 @@ class TaskUpdateSerializer(serializers.ModelSerializer[Task]):
 
     class Meta:
         model = Task
-        fields = CONTENT
+        fields = CONTENT_FIELDS
 
 
 class ReasonSerializer(serializers.Serializer[Any]):
