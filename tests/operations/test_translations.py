@@ -1,4 +1,5 @@
 import gettext
+import threading
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,36 @@ def test_collecting_again_keeps_the_translations(house: Path) -> None:
 
 def test_the_projects_own_strings_are_all_translated() -> None:
     assert messages.problems() == []
+
+
+def test_a_program_that_starts_while_translations_are_compiled_reads_them_whole(house: Path) -> None:
+    messages.collect()
+    translate(house, rows="%(n)d 列", sign_in="登入")
+    messages.compile_all()
+    source, compiled = messages.po_file("zh_Hant"), messages.po_file("zh_Hant").with_suffix(".mo")
+    done = threading.Event()
+
+    def compile_again_and_again() -> None:
+        while not done.is_set():
+            source.touch()
+            messages.compile_all()
+
+    writer = threading.Thread(target=compile_again_and_again)
+    writer.start()
+    try:
+        for _ in range(300):
+            with compiled.open("rb") as stream:
+                assert gettext.GNUTranslations(stream).gettext("Sign in") == "登入"
+    finally:
+        done.set()
+        writer.join()
+    assert [path.name for path in compiled.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_translations_that_are_up_to_date_are_not_written_again(house: Path) -> None:
+    messages.collect()
+    messages.compile_all()
+    compiled = messages.po_file("zh_Hant").with_suffix(".mo")
+    before = compiled.stat().st_ino
+    messages.compile_all()
+    assert compiled.stat().st_ino == before

@@ -6,8 +6,10 @@ python -m penstock.operations.messages check     fails, naming them, if any stri
 """
 
 import io
+import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,18 +86,36 @@ def collect() -> None:
         catalog.obsolete.clear()
         path = po_file(language)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as stream:
-            write_po(stream, catalog, sort_output=True, width=120, include_lineno=False, omit_header=False)
+        text = io.BytesIO()
+        write_po(text, catalog, sort_output=True, width=120, include_lineno=False, omit_header=False)
+        replace(path, text.getvalue())
         missing = sum(1 for message in catalog if message.id and not any(_strings(message.string)))
         print(f"{path.relative_to(ROOT)}: {len(catalog)} strings, {missing} to translate")  # noqa: T201
 
 
 def compile_all() -> None:
+    """Brings each .mo file up to its .po file. One that is not older is left alone."""
     for language in LANGUAGES:
         path = po_file(language)
-        if path.exists():
-            with path.with_suffix(".mo").open("wb") as stream:
-                write_mo(stream, load(language))
+        compiled = path.with_suffix(".mo")
+        if not path.exists() or (compiled.exists() and compiled.stat().st_mtime_ns >= path.stat().st_mtime_ns):
+            continue
+        content = io.BytesIO()
+        write_mo(content, load(language))
+        replace(compiled, content.getvalue())
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Writes aside and renames: a program that starts meanwhile reads the old file or the new one, never a part."""
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+        os.chmod(aside, 0o644)
+        os.replace(aside, path)
+    except BaseException:
+        os.unlink(aside)
+        raise
 
 
 def _strings(value: str | tuple[str, ...] | list[str] | None) -> list[str]:
