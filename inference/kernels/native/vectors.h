@@ -1,0 +1,185 @@
+// Vectors, bfloat16, the exponential, and how a finished row is handed to the next matrix product.
+//
+// Vectors are GCC's and Clang's vector extension, which either lowers to whatever the processor has. Every row is
+// computed by the same operations in the same order whatever the other rows are, so that a request's result does not
+// depend on its neighbours.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+// Compiled for one head size and one number of query heads a key-value head.
+#ifndef HEAD_DIM
+#error "HEAD_DIM, GROUP and PAGE_TOKENS must be defined"
+#endif
+static_assert(HEAD_DIM % 32 == 0, "heads are handled 32 elements at a time");
+static_assert(PAGE_TOKENS == 32, "scores of a page are two vectors");
+
+namespace {
+
+constexpr int LANES = 16;
+using floats = float __attribute__((vector_size(64)));
+using ints = int32_t __attribute__((vector_size(64)));
+using shorts = uint16_t __attribute__((vector_size(32)));
+using words = uint32_t __attribute__((vector_size(64)));
+using bytes = int8_t __attribute__((vector_size(16)));
+
+// Below this many elements a row loop is done sooner by one thread than by waking another.
+constexpr int64_t WORTH_THREADS = 32768;
+
+enum RowKind { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+
+inline floats load(const float* p) { floats v; std::memcpy(&v, p, sizeof v); return v; }
+inline void store(float* p, floats v) { std::memcpy(p, &v, sizeof v); }
+inline floats load(const uint16_t* p) {
+#ifdef __AVX512F__
+    // The compiler would widen in halves.
+    return (floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+#else
+    shorts bits; std::memcpy(&bits, p, sizeof bits);
+    return (floats)(__builtin_convertvector(bits, words) << 16);
+#endif
+}
+inline floats splat(float x) { return x - floats{}; }
+
+inline uint16_t to_bfloat16(float x) {
+    uint32_t bits; std::memcpy(&bits, &x, 4);
+    if (x != x) return 0x7FC0;
+    return (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);  // to nearest even
+}
+inline void put(float* p, float x) { *p = x; }
+inline void put(uint16_t* p, float x) { *p = to_bfloat16(x); }
+
+// e^x: x = n ln 2 + r, a polynomial in r, and n added to the exponent. Exactly 1 at 0 and 0 below -87.
+inline floats exponential(floats x) {
+    const floats low = splat(-87.0f), high = splat(88.0f), magic = splat(12582912.0f);
+    floats bounded = x < low ? low : x;
+    bounded = bounded > high ? high : bounded;
+    floats shifted = bounded * 1.44269504088896341f + magic;
+    floats n = shifted - magic;
+    floats r = bounded - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    floats p = splat(1.0f / 5040.0f);
+    p = p * r + 1.0f / 720.0f;
+    p = p * r + 1.0f / 120.0f;
+    p = p * r + 1.0f / 24.0f;
+    p = p * r + 1.0f / 6.0f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    floats result = (floats)((ints)p + ((ints)shifted << 23));
+    return x < low ? floats{} : result;
+}
+
+// v with its lanes exchanged by lane ^ STEP.
+template <int STEP> inline floats exchanged(floats v) {
+#define AT(i) ((i) ^ STEP)
+#ifdef __clang__
+    return __builtin_shufflevector(v, v, AT(0), AT(1), AT(2), AT(3), AT(4), AT(5), AT(6), AT(7), AT(8), AT(9), AT(10),
+                                   AT(11), AT(12), AT(13), AT(14), AT(15));
+#else
+    const ints order = {AT(0), AT(1), AT(2), AT(3), AT(4), AT(5), AT(6), AT(7),
+                        AT(8), AT(9), AT(10), AT(11), AT(12), AT(13), AT(14), AT(15)};
+    return __builtin_shuffle(v, order);
+#endif
+#undef AT
+}
+// Over all lanes, in a fixed order; every lane of the result holds it.
+inline floats sum(floats v) {
+    v += exchanged<8>(v);
+    v += exchanged<4>(v);
+    v += exchanged<2>(v);
+    return v + exchanged<1>(v);
+}
+inline floats larger(floats a, floats b) { return a > b ? a : b; }
+inline floats largest(floats v) {
+    v = larger(v, exchanged<8>(v));
+    v = larger(v, exchanged<4>(v));
+    v = larger(v, exchanged<2>(v));
+    return larger(v, exchanged<1>(v));
+}
+template <int STEP> inline floats butterfly(floats v) {
+    floats sign;
+    for (int lane = 0; lane < LANES; lane++) sign[lane] = lane & STEP ? -1.0f : 1.0f;
+    return v * sign + exchanged<STEP>(v);
+}
+
+// The Walsh-Hadamard transform of blocks of 64 (or 32, or 16) elements in place, not normalized: the weights carry the
+// factor. It spreads a row's outliers over their block, so that one int8 scale fits the whole row
+// (QuaRot, arXiv 2404.00456). Nothing where the width has no such blocks; quant/rotation.py does the same.
+void rotate_blocks(float* row, int64_t width) {
+    const int64_t block = width % 64 == 0 ? 64 : width % 32 == 0 ? 32 : width % 16 == 0 ? 16 : 0;
+    if (!block) return;
+    for (int64_t start = 0; start < width; start += block) {
+        floats v[4];
+        const int count = (int)(block / LANES);
+        for (int i = 0; i < count; i++)
+            v[i] = butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(load(row + start + i * LANES)))));
+        for (int step = 1; step < count; step *= 2)
+            for (int i = 0; i < count; i++)
+                if (!(i & step)) {
+                    const floats a = v[i], b = v[i + step];
+                    v[i] = a + b;
+                    v[i + step] = a - b;
+                }
+        for (int i = 0; i < count; i++) store(row + start + i * LANES, v[i]);
+    }
+}
+
+// One finished row, in the type that the next matrix product takes. int8: block-rotated (in place), and scaled by the
+// row's own largest magnitude.
+void emit(float* row, int64_t width, int kind, void* out, int64_t index, float* scales) {
+    if (kind == FLOAT32) {
+        float* target = (float*)out + index * width;
+        if (target != row) std::memcpy(target, row, width * sizeof(float));
+        return;
+    }
+    if (kind == BFLOAT16) {
+        uint16_t* target = (uint16_t*)out + index * width;
+        for (int64_t i = 0; i < width; i++) target[i] = to_bfloat16(row[i]);
+        return;
+    }
+    rotate_blocks(row, width);
+    int8_t* target = (int8_t*)out + index * width;
+    floats top = {};
+    ints odd = {};
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) {
+        floats v = load(row + i), magnitude = v < 0.0f ? -v : v;
+        top = magnitude > top ? magnitude : top;
+        odd |= v != v;
+    }
+    float most = largest(top)[0];
+    bool nan = false;
+    for (int lane = 0; lane < LANES; lane++) nan |= odd[lane] != 0;
+    for (int64_t j = i; j < width; j++) {
+        most = std::fabs(row[j]) > most ? std::fabs(row[j]) : most;
+        nan |= row[j] != row[j];
+    }
+    if (nan || most > std::numeric_limits<float>::max()) {
+        // int8 cannot say NaN; the scale does, and carries it to the end.
+        std::memset(target, 0, width);
+        scales[index] = std::numeric_limits<float>::quiet_NaN();
+        return;
+    }
+    float scale = most / 127.0f;
+    scale = scale > 1e-30f ? scale : 1e-30f;
+    scales[index] = scale;
+    const float inverse = 1.0f / scale;
+    const floats magic = splat(12582912.0f);
+    for (i = 0; i + LANES <= width; i += LANES) {
+        floats rounded = load(row + i) * inverse + magic;
+        ints levels = (ints)rounded - (ints)magic;
+        bytes narrow = __builtin_convertvector(levels, bytes);
+        std::memcpy(target + i, &narrow, sizeof narrow);
+    }
+    for (; i < width; i++) target[i] = (int8_t)std::nearbyintf(row[i] * inverse);
+}
+
+}  // namespace
