@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from inference.engine import Engine
-    from inference.request import Completion, SamplingParams
+    from inference.request import Completion, Constraint, SamplingParams
 
-__all__ = ["Completion", "Engine", "SamplingParams"]
+__all__ = ["Completion", "Constraint", "Engine", "SamplingParams"]
 
 _HOMES = {
     "Completion": "inference.request",
+    "Constraint": "inference.request",
     "Engine": "inference.engine",
     "SamplingParams": "inference.request",
 }

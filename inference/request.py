@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 from inference.errors import InvalidRequest
+from inference.parameters import Constraint, SamplingParams
 
-__all__ = ["Completion", "FinishReason", "GenerationRequest", "InvalidRequest", "SamplingParams", "TokenEvent"]
+__all__ = [
+    "Choice",
+    "Completion",
+    "Constraint",
+    "FinishReason",
+    "GenerationRequest",
+    "InvalidRequest",
+    "SamplingParams",
+    "TokenEvent",
+    "TokenLogprob",
+    "TopLogprob",
+]
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the tokens of one request are chosen.
-
-    `temperature` 0 is greedy. With a temperature, `seed` makes the draw repeatable whatever else is in the batch.
-    `stop` strings end the output and are not part of it. `ignore_eos` and `min_tokens` keep the model from ending.
-    Raises InvalidRequest, naming the field.
-    """
-
-    max_tokens: int = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    min_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
-            raise InvalidRequest("max_tokens", f"must be a whole number of at least 1, not {self.max_tokens!r}")
-        if not math.isfinite(self.temperature) or not 0.0 <= self.temperature <= 100.0:
-            raise InvalidRequest("temperature", f"must be from 0 to 100, not {self.temperature!r}")
-        if not 0.0 < self.top_p <= 1.0:
-            raise InvalidRequest("top_p", f"must be above 0 and at most 1, not {self.top_p!r}")
-        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise InvalidRequest("seed", f"must fit in 64 bits, not {self.seed!r}")
-        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
-            raise InvalidRequest("stop", "must be a tuple of strings that are not empty")
-        if not 0 <= self.min_tokens <= self.max_tokens:
-            raise InvalidRequest(
-                "min_tokens", f"must be from 0 to max_tokens ({self.max_tokens}), not {self.min_tokens!r}"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +35,75 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """One of the likeliest tokens at a place. `text` and `bytes` as in TokenLogprob."""
+
+    token_id: int
+    text: str
+    bytes: tuple[int, ...]
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of the output and its log-probability.
+
+    logprob: natural logarithm of its share in the softmax of the model's own logits, before penalties, bias,
+    constraint, temperature and cut-offs (as OpenAI and vLLM's default have it). text: the token's own text, U+FFFD for
+    the part of a character; bytes: the same exactly, 0 to 255 each. top: the likeliest tokens at its place, the
+    likeliest first; the token itself is among them only where it is one of these.
+    """
+
+    token_id: int
+    text: str
+    bytes: tuple[int, ...]
+    logprob: float
+    top: tuple[TopLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """News of one running request: `token_ids` just made, and the `text` that became certain with them.
 
     Text is held back while a character is incomplete, or while it could be the start of a stop string. The texts of
-    all events of a request, one after the other, are its completion's text.
+    all events of a request's sample `index`, one after the other, are that choice's text. `logprobs`, where they were
+    asked for, are those of `token_ids`. With best_of above n there are no events, since only the end tells which
+    samples are returned.
     """
 
     request_id: str
     text: str
     token_ids: tuple[int, ...]
+    index: int = 0
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One sample of a request.
+
+    index: 0 to n - 1, by number of sample, or by rank where best_of chose. logprobs: where asked for.
+    cumulative_logprob: the sum of its tokens' log-probabilities, where logprobs or best_of above n asked for them.
+    """
+
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    cumulative_logprob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """The outcome of one request.
 
-    `token_ids` include the end token where the model made one; `text` does not. `queued_seconds` runs from submission
-    to the first step that held the request, `ttft_seconds` to its first token, `duration_seconds` to its end.
-    `compute_seconds` is its share of the engine's busy time: each step's wall time, split over the step's rows by the
-    tokens that each brought; over all requests the shares add up to the busy time.
+    `choices` are its n samples; `token_ids`, `text`, `finish_reason` and `logprobs` are the first one's. `token_ids`
+    include the end token where the model made one; `text` does not. `output_tokens` counts what was generated over all
+    samples, those that best_of dropped too. `queued_seconds` runs from submission to the first step that held the
+    request, `ttft_seconds` to its first token, `duration_seconds` to its end. `compute_seconds` is its share of the
+    engine's busy time: each step's wall time, split over the step's rows by the tokens that each brought; over all
+    requests the shares add up to the busy time.
     """
 
     request_id: str
@@ -91,3 +117,5 @@ class Completion:
     ttft_seconds: float | None
     duration_seconds: float
     compute_seconds: float
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    choices: tuple[Choice, ...] = ()
