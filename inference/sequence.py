@@ -17,7 +17,8 @@ class Sequence:
     """A request, its tokens so far, and where they lie in the cache.
 
     tokens: prompt and output. computed: how many of them are in the cache; when it is one short of all, the sequence
-    decodes, otherwise it is still in prefill.
+    decodes, otherwise it is still in prefill. rotation_offset: added to positions where the rotary tables are read, for
+    a sequence whose length asks for others (longrope).
     """
 
     request: GenerationRequest
@@ -31,6 +32,7 @@ class Sequence:
     stopper: StopMatcher
     eos_token_ids: frozenset[int]
     computed: int = 0
+    rotation_offset: int = 0
     pages: list[int] = field(default_factory=list)
     reserved_pages: int = 0
     generator: Any = None

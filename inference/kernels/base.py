@@ -55,31 +55,66 @@ class Kernels(Protocol):
 
     name: str
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> Rows:
-        """RMS norm of float32 [M, H]."""
+    def norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> Rows:
+        """RMS norm of float32 [M, H]; without a weight, x as it is."""
         ...
 
-    def add_norm(self, x: torch.Tensor, y: torch.Tensor, scales: torch.Tensor | None, weight: torch.Tensor) -> Rows:
-        """x += y * scales in place, then the RMS norm of x."""
+    def norm_exact(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMS norm of float32 [M, H] in float32, whatever the products compute in."""
         ...
 
-    def add(self, x: torch.Tensor, y: torch.Tensor, scales: torch.Tensor | None) -> None:
-        """x += y * scales in place."""
+    def add_norm(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        scales: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        *,
+        post: torch.Tensor | None = None,
+    ) -> Rows:
+        """`add`, then `norm`."""
+        ...
+
+    def add(
+        self, x: torch.Tensor, y: torch.Tensor, scales: torch.Tensor | None, *, post: torch.Tensor | None = None
+    ) -> None:
+        """x += y * scales in place; with `post`, the RMS norm of y * scales by that weight is what is added."""
         ...
 
     def rotate_and_store(
-        self, y: torch.Tensor, scales: torch.Tensor | None, batch: StepBatch, layer: torch.Tensor
+        self,
+        y: torch.Tensor,
+        scales: torch.Tensor | None,
+        batch: StepBatch,
+        layer: torch.Tensor,
+        *,
+        rope: int = 0,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Query, key and value of [M, (heads + 2 kv_heads) * head_dim]: rotate, write k and v into the layer's cache.
 
-        Returns the queries, float32 [M, heads * head_dim], already divided by sqrt(head_dim).
+        rope: which rotary table, or NO_ROTATION. q_norm, k_norm: weights of an RMS norm before rotation, of each head
+        where they are [head_dim], of the whole width where they are longer.
+        Returns the queries, float32 [M, heads * head_dim], already multiplied by the config's query_scale.
         """
         ...
 
-    def attend(self, q: torch.Tensor, batch: StepBatch, layer: torch.Tensor) -> Rows:
-        """Causal attention of each row over its own sequence's cache, [M, heads * head_dim]."""
+    def attend(self, q: torch.Tensor, batch: StepBatch, layer: torch.Tensor, *, window: int = 0) -> Rows:
+        """Causal attention of each row over its own sequence's cache, [M, heads * head_dim].
+
+        window: tokens that a row sees, itself among them; 0: all.
+        """
         ...
 
     def silu_mul(self, y: torch.Tensor, scales: torch.Tensor | None) -> Rows:
-        """silu(gate) * up of [M, 2 * I], gate first: [M, I]."""
+        """silu(gate) * up of [M, 2 * I], gate first: [M, I]; another function where the config's activation says so."""
+        ...
+
+    def route(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """float32 [M, H] times float32 [E, H] transposed, [M, E]: each row on its own, so that its bits are its own."""
+        ...
+
+    def soft_cap(self, y: torch.Tensor, scales: torch.Tensor | None, cap: float) -> torch.Tensor:
+        """cap * tanh(y * scales / cap), float32 [M, N]."""
         ...

@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 from inference.cache.pages import PAGE_TOKENS, pages_for
 from inference.kernels.base import Compute, Rows
 from inference.model.batch import StepBatch
-from inference.model.config import DecoderConfig
+from inference.model.config import NO_ROTATION, DecoderConfig
 from inference.model.rotary import rotary_tables
 from inference.quant.rotation import rotate_blocks
 
@@ -29,33 +29,58 @@ class ReferenceKernels:
     def __init__(self, config: DecoderConfig, compute: Compute) -> None:
         self._config = config
         self._compute = compute
-        self._cos, self._sin = rotary_tables(config)
+        self._tables = rotary_tables(config)
 
     def _rows(self, x: torch.Tensor) -> Rows:
         if self._compute == "int8":
             return quantize_rows(x)
         return Rows(x.to(torch.bfloat16) if self._compute == "bf16" else x, None)
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> Rows:
-        mean_square = x.square().mean(dim=1, keepdim=True)
-        return self._rows(x * torch.rsqrt(mean_square + self._config.rms_norm_eps) * weight)
+    def norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> Rows:
+        return self._rows(x if weight is None else self.norm_exact(x, weight))
 
-    def add_norm(self, x: torch.Tensor, y: torch.Tensor, scales: torch.Tensor | None, weight: torch.Tensor) -> Rows:
-        self.add(x, y, scales)
+    def norm_exact(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        mean_square = x.square().mean(dim=-1, keepdim=True)
+        return x * torch.rsqrt(mean_square + self._config.rms_norm_eps) * weight
+
+    def add_norm(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        scales: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        *,
+        post: torch.Tensor | None = None,
+    ) -> Rows:
+        self.add(x, y, scales, post=post)
         return self.norm(x, weight)
 
-    def add(self, x: torch.Tensor, y: torch.Tensor, scales: torch.Tensor | None) -> None:
-        x += _scaled(y, scales)
+    def add(
+        self, x: torch.Tensor, y: torch.Tensor, scales: torch.Tensor | None, *, post: torch.Tensor | None = None
+    ) -> None:
+        added = _scaled(y, scales)
+        x += added if post is None else self.norm_exact(added, post)
 
     def rotate_and_store(
-        self, y: torch.Tensor, scales: torch.Tensor | None, batch: StepBatch, layer: torch.Tensor
+        self,
+        y: torch.Tensor,
+        scales: torch.Tensor | None,
+        batch: StepBatch,
+        layer: torch.Tensor,
+        *,
+        rope: int = 0,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
     ) -> torch.Tensor:
         config = self._config
         rows, size = y.shape[0], config.head_dim
         q, k, v = torch.split(_scaled(y, scales), [config.query_size, config.kv_size, config.kv_size], dim=1)
-        cos, sin = self._cos[batch.positions], self._sin[batch.positions]  # [M, D / 2]
-        q = _rotate(q.reshape(rows, -1, size), cos, sin) * float(size) ** -0.5
-        k = _rotate(k.reshape(rows, -1, size), cos, sin)  # [M, kv_heads, D]
+        q, k = self._head_norm(q, q_norm), self._head_norm(k, k_norm)  # [M, heads, D]
+        if rope != NO_ROTATION:
+            table = self._tables[rope]
+            cos, sin = table.cos[batch.rotations], table.sin[batch.rotations]  # [M, rotated / 2]
+            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        q = q * config.query_scale
         pages, offsets = batch.slots // PAGE_TOKENS, batch.slots % PAGE_TOKENS
         keys = layer[:, :, 0].view(-1, config.kv_heads, size, PAGE_TOKENS)
         values = layer[:, :, 1].view(-1, config.kv_heads, PAGE_TOKENS, size)
@@ -64,7 +89,16 @@ class ReferenceKernels:
         turned: torch.Tensor = q.reshape(rows, -1)
         return turned
 
-    def attend(self, q: torch.Tensor, batch: StepBatch, layer: torch.Tensor) -> Rows:
+    def _head_norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """[M, heads * D] -> [M, heads, D], normed by head or in its whole width."""
+        size = self._config.head_dim
+        if weight is None:
+            return x.reshape(len(x), -1, size)
+        if len(weight) == size:
+            return self.norm_exact(x.reshape(len(x), -1, size), weight)
+        return self.norm_exact(x, weight).reshape(len(x), -1, size)
+
+    def attend(self, q: torch.Tensor, batch: StepBatch, layer: torch.Tensor, *, window: int = 0) -> Rows:
         """Segments with the same number of rows and of pages go together: shapes of a row never depend on others."""
         alike: dict[tuple[int, int], list[int]] = defaultdict(list)
         for segment, (count, context) in enumerate(batch.lengths):
@@ -73,7 +107,7 @@ class ReferenceKernels:
         starts = batch.segment_starts.long()
         for (count, pages), segments in alike.items():
             rows = (starts[segments][:, None] + torch.arange(count)).reshape(-1)  # [n * count]
-            out[rows] = self._attend_alike(q[rows], rows, segments, pages, batch, layer)
+            out[rows] = self._attend_alike(q[rows], rows, segments, pages, batch, layer, window)
         return self._rows(out)
 
     def _attend_alike(
@@ -84,6 +118,7 @@ class ReferenceKernels:
         pages: int,
         batch: StepBatch,
         layer: torch.Tensor,
+        window: int,
     ) -> torch.Tensor:
         config = self._config
         n, kv_heads, size, group = len(segments), config.kv_heads, config.head_dim, config.group
@@ -96,14 +131,30 @@ class ReferenceKernels:
         # Query heads that share a key-value head become rows: [n, kv_heads, count * group, D].
         queries = q.reshape(n, count, kv_heads, group, size).permute(0, 2, 1, 3, 4).reshape(n, kv_heads, -1, size)
         positions = batch.positions[rows].reshape(n, 1, count, 1)
-        allowed = torch.arange(pages * PAGE_TOKENS) <= positions  # [n, 1, count, S]
+        places = torch.arange(pages * PAGE_TOKENS)
+        allowed = places <= positions  # [n, 1, count, S]
+        if window:
+            allowed &= places > positions - window
         allowed = allowed.repeat_interleave(group, dim=2)
-        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=allowed, scale=1.0)
+        if config.attention_softcap:
+            cap = config.attention_softcap
+            scores = torch.tanh(queries @ keys.transpose(2, 3) / cap) * cap
+            out = torch.softmax(scores.masked_fill_(~allowed, -torch.inf), dim=3) @ values
+        else:
+            out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=allowed, scale=1.0)
         return out.reshape(n, kv_heads, count, group, size).permute(0, 2, 1, 3, 4).reshape(n * count, -1)
 
     def silu_mul(self, y: torch.Tensor, scales: torch.Tensor | None) -> Rows:
         gate, up = _scaled(y, scales).chunk(2, dim=1)
-        return self._rows(F.silu(gate) * up)
+        if self._config.activation == "silu":
+            return self._rows(F.silu(gate) * up)
+        return self._rows(F.gelu(gate, approximate="tanh" if self._config.activation == "gelu_tanh" else "none") * up)
+
+    def route(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(weights.expand(len(rows), -1, -1), rows[:, :, None])[:, :, 0]
+
+    def soft_cap(self, y: torch.Tensor, scales: torch.Tensor | None, cap: float) -> torch.Tensor:
+        return torch.tanh(_scaled(y, scales) / cap) * cap
 
 
 def _scaled(y: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
@@ -111,7 +162,8 @@ def _scaled(y: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x: [M, heads, D]; cos, sin: [M, D / 2]."""
-    first, second = x.chunk(2, dim=2)
+    """x: [M, heads, D]; cos, sin: [M, rotated / 2]. What lies behind the rotated elements stays."""
+    half = cos.shape[1]
+    first, second, rest = x[:, :, :half], x[:, :, half : 2 * half], x[:, :, 2 * half :]
     cos, sin = cos[:, None], sin[:, None]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=2)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=2)

@@ -16,6 +16,7 @@ class StepBatch:
     """M rows (tokens) in S segments (sequences); a segment's rows follow one another.
 
     token_ids: int64 [M]; positions: int32 [M], each token's place in its own sequence
+    rotations: int32 [M], its row of the rotary tables: the position, or beyond max_context that of a long sequence
     slots: int64 [M], its place in the cache (page * PAGE_TOKENS + offset)
     segment_starts: int32 [S + 1], the first row of each segment, and M
     page_table: int32 [S, most pages of any], padded with -1
@@ -25,6 +26,7 @@ class StepBatch:
 
     token_ids: torch.Tensor
     positions: torch.Tensor
+    rotations: torch.Tensor
     slots: torch.Tensor
     segment_starts: torch.Tensor
     page_table: torch.Tensor
@@ -57,9 +59,14 @@ def build_batch(slices: list[Slice]) -> StepBatch:
     segment_of_row = np.repeat(np.arange(len(slices)), counts)
     pages = table[segment_of_row, positions // PAGE_TOKENS].astype(np.int64)
     slots = pages * PAGE_TOKENS + positions % PAGE_TOKENS
+    rotations = positions
+    if any(piece.sequence.rotation_offset for piece in slices):
+        offsets = np.array([piece.sequence.rotation_offset for piece in slices], dtype=np.int32)
+        rotations = positions + offsets[segment_of_row]
     return StepBatch(
         token_ids=torch.from_numpy(token_ids),
         positions=torch.from_numpy(positions),
+        rotations=torch.from_numpy(rotations),
         slots=torch.from_numpy(slots),
         segment_starts=torch.from_numpy(starts),
         page_table=torch.from_numpy(table),

@@ -1,10 +1,15 @@
-"""The shape of a decoder, as plain data."""
+"""The shape of a decoder, as plain data: one description for all families (docs/models.md lists them)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Literal
+
+Activation = Literal["silu", "gelu_tanh", "gelu"]
+RopeKind = Literal["linear", "llama3", "yarn", "longrope", "factors"]
+
+NO_ROTATION = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,19 +17,64 @@ class RopeScaling:
     """How rotary frequencies are stretched beyond the trained context.
 
     `linear` divides every frequency by `factor`. `llama3` (Llama 3.1) divides the low ones, keeps the high ones, and
-    blends between `low_freq_factor` and `high_freq_factor`, measured against `original_max_context`.
+    blends between `low_freq_factor` and `high_freq_factor`, measured against `original_max_context`. `yarn` (arXiv
+    2309.00071) blends between `beta_slow` and `beta_fast` rotations. `longrope` (arXiv 2402.13753) divides each
+    frequency by its own factor, of `short_factors` for sequences within the original context and of `long_factors` for
+    longer ones. `factors` divides each by its own of `short_factors`, whatever the length.
+    `attention_factor` multiplies cosines and sines.
     """
 
-    kind: Literal["linear", "llama3"]
-    factor: float
+    kind: RopeKind
+    factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_context: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts in place of the one feed-forward network: `used` of `count`, each of width `size`.
+
+    The router's softmax runs over all experts; `normalized`: the weights of those used are made to add up to 1.
+    """
+
+    count: int
+    used: int
+    size: int
+    normalized: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What may differ from layer to layer.
+
+    window: tokens that a row sees, itself among them; 0: all. rope: the rotary table, 0 (global), 1 (local), or
+    NO_ROTATION. experts: None in a dense layer.
+    """
+
+    window: int
+    rope: int
+    experts: Experts | None
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """One decoder-only transformer. Sizes in elements; `max_context` in tokens, prompt and output together."""
+    """One decoder-only transformer. Sizes in elements; `max_context` in tokens, prompt and output together.
+
+    norms: `pre` before attention and feed-forward; `post` on their results, before these are added to the residual
+    (OLMo 2); `both` (Gemma 2 and 3). qk_norm: of each head, or of queries and keys in full width, before rotation.
+    attention_scale: of the scores, head_dim ** -0.5 unless given. The soft caps squash scores or logits x to
+    cap * tanh(x / cap); 0: none. rotary_dim: leading elements of a head that are rotated; 0: all.
+    embedding_scale, residual_scale and logit_scale multiply the embedding, what each half of a layer adds, and the
+    logits. windows, ropes and expert_layers have one entry a layer, or none where all layers are alike.
+    has_head: False for a base model, which gives embeddings and no tokens.
+    """
 
     architecture: str
     vocab_size: int
@@ -39,6 +89,25 @@ class DecoderConfig:
     rms_norm_eps: float
     tied_embeddings: bool
     rope_scaling: RopeScaling | None = None
+    activation: Activation = "silu"
+    norms: Literal["pre", "post", "both"] = "pre"
+    qk_norm: Literal["none", "head", "full"] = "none"
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    attention_scale: float | None = None
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    rotary_dim: int = 0
+    local_rope_theta: float | None = None
+    windows: tuple[int, ...] = ()
+    ropes: tuple[int, ...] = ()
+    experts: Experts | None = None
+    expert_layers: tuple[bool, ...] = ()
+    has_head: bool = True
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "head_dim"):
@@ -50,6 +119,13 @@ class DecoderConfig:
             raise ValueError(f"{self.heads} heads do not divide into {self.kv_heads} key-value heads")
         if self.head_dim % 2:
             raise ValueError(f"rotary embedding needs an even head_dim, not {self.head_dim}")
+        if self.rotary_dim % 2 or not 0 <= self.rotary_dim <= self.head_dim:
+            raise ValueError(f"rotary_dim must be even and at most head_dim {self.head_dim}, not {self.rotary_dim}")
+        for name in ("windows", "ropes", "expert_layers"):
+            if len(getattr(self, name)) not in (0, self.layers):
+                raise ValueError(f"{name} has {len(getattr(self, name))} entries for {self.layers} layers")
+        if self.experts is not None and not 1 <= self.experts.used <= self.experts.count:
+            raise ValueError(f"{self.experts.used} experts cannot be used of {self.experts.count}")
 
     @property
     def query_size(self) -> int:
@@ -64,12 +140,57 @@ class DecoderConfig:
         """Query heads that share one key-value head."""
         return self.heads // self.kv_heads
 
+    @property
+    def query_scale(self) -> float:
+        """What multiplies the scores of attention."""
+        return float(self.head_dim**-0.5) if self.attention_scale is None else self.attention_scale
+
+    @property
+    def rotated(self) -> int:
+        """Leading elements of a head that are rotated."""
+        return self.rotary_dim or self.head_dim
+
+    def layer(self, index: int) -> LayerShape:
+        """What layer `index` looks like."""
+        return LayerShape(
+            window=self.windows[index] if self.windows else 0,
+            rope=self.ropes[index] if self.ropes else 0,
+            experts=self.experts if not self.expert_layers or self.expert_layers[index] else None,
+        )
+
+    @property
+    def widest(self) -> int:
+        """Elements of the widest row within a feed-forward network."""
+        used = 0 if self.experts is None else self.experts.size
+        return max(self.intermediate_size, used)
+
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain data. What is at its default is left out, so that a new field changes no older model's digest."""
+        values = {key: value for key, value in asdict(self).items() if key in _ALWAYS or value != _DEFAULTS[key]}
+        if self.rope_scaling is not None:
+            values["rope_scaling"] = _changed(asdict(self.rope_scaling))
+        return values
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DecoderConfig:
         values = dict(data)
-        scaling = values.get("rope_scaling")
-        values["rope_scaling"] = RopeScaling(**scaling) if scaling else None
-        return cls(**values)
+        scaling, experts = values.get("rope_scaling"), values.get("experts")
+        values["rope_scaling"] = RopeScaling(**{key: _frozen(v) for key, v in scaling.items()}) if scaling else None
+        if experts:
+            values["experts"] = Experts(**experts)
+        return cls(**{key: _frozen(value) for key, value in values.items()})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _changed(scaling: dict[str, Any]) -> dict[str, Any]:
+    """The first version wrote the first five fields always, and knew of no others."""
+    first = ("kind", "factor", "low_freq_factor", "high_freq_factor", "original_max_context")
+    defaults = {field.name: field.default for field in fields(RopeScaling)}
+    return {key: value for key, value in scaling.items() if key in first or value != defaults[key]}
+
+
+_DEFAULTS = {field.name: field.default for field in fields(DecoderConfig)}
+_ALWAYS = {name for name, default in _DEFAULTS.items() if default is MISSING} | {"rope_scaling"}

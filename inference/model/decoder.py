@@ -1,4 +1,4 @@
-"""The Llama family's decoder, over a flat batch of rows."""
+"""The decoder of all families that DecoderConfig describes, over a flat batch of rows."""
 
 from __future__ import annotations
 
@@ -7,24 +7,86 @@ from pathlib import Path
 
 import torch
 
+from inference.errors import StoreError
 from inference.kernels.base import Compute, Kernels, KeyValueCache, Rows
 from inference.model.batch import StepBatch
-from inference.model.config import DecoderConfig
+from inference.model.config import DecoderConfig, LayerShape
 from inference.model.embedding import Embedding
+from inference.model.feed_forward import Affine, ExpertMixture, FeedForward, GatedNetwork
 from inference.model.linear import Linear, make_linear
 from inference.weights.store import StoreReader
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Weights of one layer; q, k and v are one matrix, gate and up another."""
+    """Weights of one layer; q, k and v are one matrix. Norms that the family has not got are None."""
 
-    attention_norm: torch.Tensor  # [H]
-    qkv: Linear  # H -> (heads + 2 kv_heads) * D
-    o: Linear  # heads * D -> H
-    mlp_norm: torch.Tensor  # [H]
-    gate_up: Linear  # H -> 2 I
-    down: Linear  # I -> H
+    shape: LayerShape
+    attention_norm: torch.Tensor | None  # [H]
+    qkv: Affine  # H -> (heads + 2 kv_heads) * D
+    q_norm: torch.Tensor | None  # [D] or [heads * D]
+    k_norm: torch.Tensor | None  # [D] or [kv_heads * D]
+    o: Affine  # heads * D -> H
+    attention_post_norm: torch.Tensor | None  # [H]
+    mlp_norm: torch.Tensor | None  # [H]
+    feed_forward: FeedForward  # H -> H
+    mlp_post_norm: torch.Tensor | None  # [H]
+
+    @property
+    def nbytes(self) -> int:
+        return self.qkv.nbytes + self.o.nbytes + self.feed_forward.nbytes
+
+
+class _LayerReader:
+    """Makes layers of a store's tensors."""
+
+    def __init__(self, reader: StoreReader, compute: Compute) -> None:
+        self.reader = reader
+        self.config = reader.manifest.config
+        self.compute = compute
+
+    def vector(self, name: str) -> torch.Tensor | None:
+        return torch.from_numpy(self.reader.float32(name)) if name in self.reader else None
+
+    def linear(self, *names: str, factor: float = 1.0) -> Linear:
+        parts = [torch.from_numpy(self.reader.float32(name)) for name in names]
+        weight = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return make_linear(names[0], weight if factor == 1.0 else weight * factor, self.compute)
+
+    def affine(self, *names: str, factor: float = 1.0) -> Affine:
+        """Matrices stacked by rows, with their biases where the store has these; both multiplied by the factor."""
+        biases = [bias for name in names if (bias := self.vector(name + "_bias")) is not None]
+        return Affine(self.linear(*names, factor=factor), torch.cat(biases) * factor if biases else None)
+
+    def layer(self, index: int) -> DecoderLayer:
+        prefix, shape = f"layers.{index}.", self.config.layer(index)
+        # What multiplies a half's result goes into its last matrix.
+        factor = self.config.residual_scale
+
+        def network(prefix: str) -> GatedNetwork:
+            return GatedNetwork(
+                self.affine(prefix + "gate", prefix + "up"), self.affine(prefix + "down", factor=factor)
+            )
+
+        feed_forward: FeedForward
+        if shape.experts is None:
+            feed_forward = network(prefix)
+        else:
+            router = torch.from_numpy(self.reader.float32(prefix + "router"))
+            experts = tuple(network(f"{prefix}experts.{expert}.") for expert in range(shape.experts.count))
+            feed_forward = ExpertMixture(router, experts, shape.experts)
+        return DecoderLayer(
+            shape=shape,
+            attention_norm=self.vector(prefix + "attention_norm"),
+            qkv=self.affine(prefix + "q", prefix + "k", prefix + "v"),
+            q_norm=self.vector(prefix + "q_norm"),
+            k_norm=self.vector(prefix + "k_norm"),
+            o=self.affine(prefix + "o", factor=factor),
+            attention_post_norm=self.vector(prefix + "attention_post_norm"),
+            mlp_norm=self.vector(prefix + "mlp_norm"),
+            feed_forward=feed_forward,
+            mlp_post_norm=self.vector(prefix + "mlp_post_norm"),
+        )
 
 
 class Decoder:
@@ -36,7 +98,7 @@ class Decoder:
         embedding: Embedding,
         layers: list[DecoderLayer],
         final_norm: torch.Tensor,
-        head: Linear,
+        head: Linear | None,
         kernels: Kernels,
     ) -> None:
         self.config = config
@@ -51,54 +113,58 @@ class Decoder:
         """Read a store's weights and prepare them for that arithmetic. Raises StoreError, QuantizationError."""
         reader = StoreReader(store)
         config = reader.manifest.config
-
-        def matrix(*names: str) -> Linear:
-            parts = [torch.from_numpy(reader.float32(name)) for name in names]
-            return make_linear(names[0], parts[0] if len(parts) == 1 else torch.cat(parts), compute)
-
-        def vector(name: str) -> torch.Tensor:
-            return torch.from_numpy(reader.float32(name))
-
-        layers = [
-            DecoderLayer(
-                attention_norm=vector(f"layers.{n}.attention_norm"),
-                qkv=matrix(f"layers.{n}.q", f"layers.{n}.k", f"layers.{n}.v"),
-                o=matrix(f"layers.{n}.o"),
-                mlp_norm=vector(f"layers.{n}.mlp_norm"),
-                gate_up=matrix(f"layers.{n}.gate", f"layers.{n}.up"),
-                down=matrix(f"layers.{n}.down"),
-            )
-            for n in range(config.layers)
-        ]
-        head = matrix("embedding" if config.tied_embeddings else "head")
-        return cls(config, Embedding(reader), layers, vector("final_norm"), head, kernels)
+        parts = _LayerReader(reader, compute)
+        layers = [parts.layer(index) for index in range(config.layers)]
+        head = None
+        if config.has_head:
+            head = parts.linear("embedding" if config.tied_embeddings else "head", factor=config.logit_scale)
+        final_norm = torch.from_numpy(reader.float32("final_norm"))
+        return cls(config, Embedding(reader), layers, final_norm, head, kernels)
 
     @property
     def nbytes(self) -> int:
         """Bytes that the weights hold in memory."""
-        matrices = sum(
-            part.nbytes for layer in self._layers for part in (layer.qkv, layer.o, layer.gate_up, layer.down)
-        )
-        return matrices + self._head.nbytes + self._embedding.nbytes
+        head = 0 if self._head is None else self._head.nbytes
+        return sum(layer.nbytes for layer in self._layers) + head + self._embedding.nbytes
 
     def forward(self, batch: StepBatch, cache: KeyValueCache) -> Rows:
         """Compute a step: keys and values of its rows go into the cache; returns logits of `batch.logit_rows`.
 
-        Logits: float32 [L, vocab], to be multiplied by the scales [L] where those are not None.
+        Logits: float32 [L, vocab], to be multiplied by the scales [L] where those are not None. StoreError where the
+        model has no head.
         """
+        if self._head is None:
+            raise StoreError(self.config.architecture, "has no head: it gives embeddings, and generates no tokens")
+        x = self._run(batch, cache)
+        rows = self.kernels.norm(x[batch.logit_rows], self._final_norm)
+        logits = self._head(rows)
+        if self.config.logit_softcap:
+            return Rows(self.kernels.soft_cap(logits, rows.scales, self.config.logit_softcap), None)
+        return Rows(logits, rows.scales)
+
+    def states(self, batch: StepBatch, cache: KeyValueCache) -> torch.Tensor:
+        """Compute a step; returns the last layer's states of all rows, normed: float32 [M, H]. For embeddings."""
+        return self.kernels.norm_exact(self._run(batch, cache), self._final_norm)
+
+    def _run(self, batch: StepBatch, cache: KeyValueCache) -> torch.Tensor:
+        """The residual stream after the last layer, float32 [M, H]."""
         kernels = self.kernels
         x = self._embedding(batch.token_ids)  # float32 [M, H]
+        if self.config.embedding_scale != 1.0:
+            x.mul_(self.config.embedding_scale)
         rows = kernels.norm(x, self._layers[0].attention_norm)
         for index, layer in enumerate(self._layers):
-            pages = cache.layers[index]
-            q = kernels.rotate_and_store(layer.qkv(rows), rows.scales, batch, pages)
-            rows = kernels.attend(q, batch, pages)
-            rows = kernels.add_norm(x, layer.o(rows), rows.scales, layer.mlp_norm)
-            rows = kernels.silu_mul(layer.gate_up(rows), rows.scales)
-            y = layer.down(rows)
+            pages, shape = cache.layers[index], layer.shape
+            y, scales = layer.qkv(rows)
+            q = kernels.rotate_and_store(
+                y, scales, batch, pages, rope=shape.rope, q_norm=layer.q_norm, k_norm=layer.k_norm
+            )
+            y, scales = layer.o(kernels.attend(q, batch, pages, window=shape.window))
+            rows = kernels.add_norm(x, y, scales, layer.mlp_norm, post=layer.attention_post_norm)
+            y, scales = layer.feed_forward(rows, x, layer.mlp_norm, kernels)
             if index + 1 < len(self._layers):
-                rows = kernels.add_norm(x, y, rows.scales, self._layers[index + 1].attention_norm)
+                following = self._layers[index + 1].attention_norm
+                rows = kernels.add_norm(x, y, scales, following, post=layer.mlp_post_norm)
             else:
-                kernels.add(x, y, rows.scales)
-        rows = kernels.norm(x[batch.logit_rows], self._final_norm)
-        return Rows(self._head(rows), rows.scales)
+                kernels.add(x, y, scales, post=layer.mlp_post_norm)
+        return x

@@ -87,6 +87,7 @@ class StoreManifest:
     def _body(self) -> dict[str, Any]:
         body = asdict(self)
         body.pop("digest")
+        body["config"] = self.config.as_dict()
         return {"format": FORMAT, "format_version": FORMAT_VERSION, **body}
 
     def computed_digest(self) -> str:

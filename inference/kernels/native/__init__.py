@@ -24,11 +24,14 @@ class NativeKernels:
 
     def __init__(self, config: DecoderConfig, compute: Compute) -> None:
         """Raises KernelsUnavailable."""
+        lacking = _lacking(config)
+        if lacking:
+            raise KernelsUnavailable(f"{lacking} of {config.architecture} is not handled by the compiled kernels")
         self._library = _bound(compiled_library(config))
         self._config = config
         self._kind = _KINDS[compute]
         self._dtype = _DTYPES[compute]
-        self._cos, self._sin = rotary_tables(config)
+        self._cos, self._sin = rotary_tables(config)[0]
 
     def _out(self, rows: int, width: int) -> tuple[Rows, torch.Tensor]:
         """An empty result, and float32 scratch of its size."""
@@ -38,20 +41,47 @@ class NativeKernels:
         scales = torch.empty(rows, dtype=torch.float32) if self._kind == _KINDS["int8"] else None
         return Rows(torch.empty((rows, width), dtype=self._dtype), scales), scratch
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> Rows:
+    def norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> Rows:
         return self._add_norm(x.contiguous(), None, None, weight)
 
-    def add_norm(self, x: torch.Tensor, y: torch.Tensor, scales: torch.Tensor | None, weight: torch.Tensor) -> Rows:
+    def norm_exact(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        self._library.penstock_add_norm(
+            x.data_ptr(),
+            None,
+            None,
+            weight.data_ptr(),
+            self._config.rms_norm_eps,
+            *x.shape,
+            _KINDS["fp32"],
+            out.data_ptr(),
+            None,
+            out.data_ptr(),
+            _threads(),
+        )
+        return out
+
+    def add_norm(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        scales: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        *,
+        post: torch.Tensor | None = None,
+    ) -> Rows:
         return self._add_norm(x, y, scales, weight)
 
-    def add(self, x: torch.Tensor, y: torch.Tensor, scales: torch.Tensor | None) -> None:
+    def add(
+        self, x: torch.Tensor, y: torch.Tensor, scales: torch.Tensor | None, *, post: torch.Tensor | None = None
+    ) -> None:
         rows, width = x.shape
         self._library.penstock_add_norm(
             x.data_ptr(), y.data_ptr(), _pointer(scales), None, 0.0, rows, width, 0, None, None, None, _threads()
         )
 
     def _add_norm(
-        self, x: torch.Tensor, y: torch.Tensor | None, scales: torch.Tensor | None, weight: torch.Tensor
+        self, x: torch.Tensor, y: torch.Tensor | None, scales: torch.Tensor | None, weight: torch.Tensor | None
     ) -> Rows:
         rows, width = x.shape
         out, scratch = self._out(rows, width)
@@ -59,7 +89,7 @@ class NativeKernels:
             x.data_ptr(),
             _pointer(y),
             _pointer(scales),
-            weight.data_ptr(),
+            _pointer(weight),
             self._config.rms_norm_eps,
             rows,
             width,
@@ -72,7 +102,15 @@ class NativeKernels:
         return out
 
     def rotate_and_store(
-        self, y: torch.Tensor, scales: torch.Tensor | None, batch: StepBatch, layer: torch.Tensor
+        self,
+        y: torch.Tensor,
+        scales: torch.Tensor | None,
+        batch: StepBatch,
+        layer: torch.Tensor,
+        *,
+        rope: int = 0,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
     ) -> torch.Tensor:
         config, rows = self._config, y.shape[0]
         q = torch.empty((rows, config.query_size), dtype=torch.float32)
@@ -94,7 +132,7 @@ class NativeKernels:
         )
         return q
 
-    def attend(self, q: torch.Tensor, batch: StepBatch, layer: torch.Tensor) -> Rows:
+    def attend(self, q: torch.Tensor, batch: StepBatch, layer: torch.Tensor, *, window: int = 0) -> Rows:
         out, scratch = self._out(*q.shape)
         segments, width = batch.page_table.shape
         self._library.penstock_attend(
@@ -131,6 +169,30 @@ class NativeKernels:
             _threads(),
         )
         return out
+
+    def route(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(weights.expand(len(rows), -1, -1), rows[:, :, None])[:, :, 0]
+
+    def soft_cap(self, y: torch.Tensor, scales: torch.Tensor | None, cap: float) -> torch.Tensor:
+        return torch.tanh((y if scales is None else y * scales[:, None]) / cap) * cap
+
+
+def _lacking(config: DecoderConfig) -> str:
+    """The first thing that this model needs and these kernels have not got; "" where there is none."""
+    needs = {
+        "an attention window": any(config.windows),
+        "the soft cap of attention": config.attention_softcap != 0,
+        "the norm of queries and keys": config.qk_norm != "none",
+        "a layer with a rotation of its own": any(config.ropes),
+        "partial rotation": config.rotated != config.head_dim,
+        "the scale of attention": config.attention_scale is not None,
+        f"the activation {config.activation}": config.activation != "silu",
+        "a norm after attention": config.norms != "pre",
+        "a mixture of experts": config.experts is not None,
+        "the soft cap of logits": config.logit_softcap != 0,
+        "longrope": config.rope_scaling is not None and config.rope_scaling.kind == "longrope",
+    }
+    return next((what for what, needed in needs.items() if needed), "")
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:

@@ -1,0 +1,105 @@
+"""The second half of a layer: one gated network, or a mixture of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from inference.kernels.base import Kernels, Rows
+from inference.model.config import Experts
+from inference.model.linear import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """A linear layer and what it adds. bias: float32 [N] or None."""
+
+    linear: Linear
+    bias: torch.Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.linear.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Rows [M, K] -> float32 [M, N], and the scales [M] that it is still to be multiplied by, or None."""
+        y = self.linear(rows)
+        if self.bias is None:
+            return y, rows.scales
+        if rows.scales is not None:
+            y.mul_(rows.scales[:, None])
+        # Apart from the product: fused into one rounding or not would depend on where the row lies.
+        return y.add_(self.bias), None
+
+
+class FeedForward(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+    def __call__(
+        self, rows: Rows, x: torch.Tensor, norm: torch.Tensor | None, kernels: Kernels
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """rows: the normed input of the products. x: float32 [M, H] before the norm, whose weight is `norm`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GatedNetwork:
+    """down(activation(gate) * up); gate and up are one matrix, H -> 2 I, and down is I -> H."""
+
+    gate_up: Affine
+    down: Affine
+
+    @property
+    def nbytes(self) -> int:
+        return self.gate_up.nbytes + self.down.nbytes
+
+    def __call__(
+        self, rows: Rows, x: torch.Tensor, norm: torch.Tensor | None, kernels: Kernels
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        y, scales = self.gate_up(rows)
+        return self.down(kernels.silu_mul(y, scales))
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMixture:
+    """Each row goes through the experts its router picks; their outputs are added in the order of the experts.
+
+    That order, and products whose rows do not depend on one another, give a row the same bits whatever rows it shares
+    its experts with. The router computes in float32: a pick is all or nothing, and rounding must not turn it.
+    """
+
+    router: torch.Tensor  # float32 [E, H]
+    experts: tuple[GatedNetwork, ...]
+    shape: Experts
+
+    @property
+    def nbytes(self) -> int:
+        return self.router.nbytes + sum(expert.nbytes for expert in self.experts)
+
+    def __call__(
+        self, rows: Rows, x: torch.Tensor, norm: torch.Tensor | None, kernels: Kernels
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        normed = x if norm is None else kernels.norm_exact(x, norm)
+        shares, picked = self._route(kernels.route(normed, self.router))
+        out = torch.zeros_like(x)
+        for index in sorted(set(picked.flatten().tolist())):
+            mine, place = torch.where(picked == index)  # a row picks an expert once at most
+            part = Rows(rows.values[mine], None if rows.scales is None else rows.scales[mine])
+            y, scales = self.experts[index](part, x, norm, kernels)
+            if scales is not None:
+                y.mul_(scales[:, None])
+            out.index_add_(0, mine, y.mul_(shares[mine, place][:, None]))
+        return out, None
+
+    def _route(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 [M, E] -> shares float32 [M, used] and experts int64 [M, used]."""
+        shares, picked = torch.topk(torch.softmax(logits, dim=1), self.shape.used, dim=1)
+        if self.shape.normalized:
+            total = shares[:, 0].clone()
+            for place in range(1, self.shape.used):
+                total += shares[:, place]
+            shares = shares / total[:, None]
+        return shares, picked
