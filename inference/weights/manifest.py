@@ -13,7 +13,11 @@ from inference.errors import StoreError
 from inference.model.config import DecoderConfig
 
 FORMAT = "penstock-store"
-FORMAT_VERSION = 1
+# Version 2 leaves the source's names out of the digest; version 1, which had them in, is still read.
+FORMAT_VERSION = 2
+_READABLE_VERSIONS = (1, 2)
+# What the source happened to be called where it was imported says nothing about the weights.
+_NAMES = ("source_name", "model_name")
 MANIFEST_NAME = "manifest.json"
 
 
@@ -57,8 +61,9 @@ class StoreManifest:
     """Everything about a store but the weights themselves.
 
     `source_digest` is the SHA-256 of the GGUF file, or, for a folder, of the list of its weight files' digests.
-    `digest` is the SHA-256 of the canonical JSON of all other fields, the files' digests among them; it identifies the
-    model release: one changed byte in any file, or in this manifest, makes another digest.
+    `digest` is the SHA-256 of the canonical JSON of all other fields but the two names, the files' digests among them;
+    it identifies the model release: one changed byte in any file, or in this manifest's other fields, makes another
+    digest, and the same weights under another file name do not.
     """
 
     config: DecoderConfig
@@ -73,6 +78,7 @@ class StoreManifest:
     parameters: int
     tokenizer_files: tuple[str, ...]
     digest: str = ""
+    format_version: int = FORMAT_VERSION
 
     @property
     def total_bytes(self) -> int:
@@ -88,10 +94,12 @@ class StoreManifest:
         body = asdict(self)
         body.pop("digest")
         body["config"] = self.config.as_dict()
-        return {"format": FORMAT, "format_version": FORMAT_VERSION, **body}
+        return {"format": FORMAT, "format_version": body.pop("format_version"), **body}
 
     def computed_digest(self) -> str:
-        canonical = json.dumps(self._body(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        named = self.format_version == 1
+        body = {key: value for key, value in self._body().items() if named or key not in _NAMES}
+        canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -100,11 +108,12 @@ class StoreManifest:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StoreManifest:
         values = dict(data)
-        kind, version = values.pop("format", None), values.pop("format_version", None)
+        kind, version = values.pop("format", None), values.get("format_version")
         if kind != FORMAT:
             raise ValueError(f"is no weight store: format is {kind!r}, {FORMAT!r} expected")
-        if version != FORMAT_VERSION:
-            raise ValueError(f"is of format version {version!r}; this program reads version {FORMAT_VERSION}")
+        if version not in _READABLE_VERSIONS:
+            readable = " and ".join(map(str, _READABLE_VERSIONS))
+            raise ValueError(f"is of format version {version!r}; this program reads versions {readable}")
         values["config"] = DecoderConfig.from_dict(values["config"])
         values["files"] = tuple(StoreFile(**entry) for entry in values["files"])
         values["tensors"] = tuple(_tensor_from(entry) for entry in values["tensors"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -186,3 +188,38 @@ def test_the_web_process_can_use_types_tokenizer_and_manifest_without_torch() ->
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_same_weights_under_another_name_have_the_same_digest(
+    tiny_folder: Path, smollm2_gguf: Path, smollm2_store: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_folder, tmp_path / "renamed")
+    first = import_model(tiny_folder, tmp_path / "first")
+    second = import_model(tmp_path / "renamed", tmp_path / "second")
+    assert (first.source_name, second.source_name) == ("model", "renamed")
+    assert first.digest == second.digest
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    shutil.copy(smollm2_gguf, folder / "weights.gguf")
+    assert import_model(folder / "weights.gguf", tmp_path / "third").digest == StoreManifest.load(smollm2_store).digest
+
+
+def test_a_store_of_the_first_format_is_still_read_and_checked(tiny_folder: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    import_model(tiny_folder, store)
+    values = json.loads((store / "manifest.json").read_text("utf-8"))
+    values.pop("digest")
+    values["format_version"] = 1
+    # The first version's digest: SHA-256 of the canonical JSON of everything else, the names among it.
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    values["digest"] = hashlib.sha256(canonical.encode()).hexdigest()
+    (store / "manifest.json").write_text(json.dumps(values), "utf-8")
+    assert verify_store(store).digest == values["digest"]
+    values["source_name"] = "another"
+    (store / "manifest.json").write_text(json.dumps(values), "utf-8")
+    with pytest.raises(StoreError, match="digest"):
+        StoreManifest.load(store)
+    values["format_version"] = 3
+    (store / "manifest.json").write_text(json.dumps(values), "utf-8")
+    with pytest.raises(StoreError, match="versions 1 and 2"):
+        StoreManifest.load(store)
