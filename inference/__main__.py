@@ -1,4 +1,4 @@
-"""`python -m inference`: generate, import, verify."""
+"""`python -m inference`: generate, import, evaluate, verify."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from inference.errors import InferenceError
+from inference.evaluate_command import add_evaluate_command, run_evaluate
 from inference.request import Completion, GenerationRequest, SamplingParams, TokenEvent
 
 _EPILOG = """\
@@ -19,6 +20,9 @@ examples:
   A model to keep, at 4 bits, then checked byte by byte:
     python -m inference import ./SmolLM2-135M-Instruct ./stores/smollm2 --quantize int4
     python -m inference verify ./stores/smollm2
+
+  What the 4 bits cost, on a text that the model was not tuned on:
+    python -m inference evaluate ./stores/smollm2 --reference ./SmolLM2-135M-Instruct --text heldout.txt
 
   Repeatable sampling, as JSON for a script:
     python -m inference generate --model ./stores/smollm2 --prompt "Once" --temperature 0.8 --seed 7 --json
@@ -61,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     importing.add_argument("--group-size", type=int, choices=[32, 64], default=32, help="weights that share a scale")
     importing.add_argument("--json", action="store_true", help="print the manifest as JSON")
+
+    add_evaluate_command(commands)
 
     verify = commands.add_parser("verify", help="read a store whole and compare every file with its digest")
     verify.add_argument("store", type=Path)
@@ -157,7 +163,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    actions = {"generate": _generate, "import": _import, "verify": _verify}
+    actions = {"generate": _generate, "import": _import, "evaluate": run_evaluate, "verify": _verify}
     try:
         return actions[options.command](options)
     except InferenceError as error:
