@@ -63,7 +63,9 @@ def _parser() -> argparse.ArgumentParser:
         default="keep",
         help="keep the source's precision (default), or make it this one",
     )
-    importing.add_argument("--group-size", type=int, choices=[32, 64], default=32, help="weights that share a scale")
+    importing.add_argument(
+        "--group-size", type=int, choices=[32, 64, 128], default=32, help="weights that share a scale"
+    )
     importing.add_argument("--json", action="store_true", help="print the manifest as JSON")
 
     add_evaluate_command(commands)

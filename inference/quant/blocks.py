@@ -1,4 +1,6 @@
-"""GGUF's quantized blocks, taken over bit by bit into group-wise tensors of group 32.
+"""GGUF's quantized blocks, taken over bit by bit into group-wise tensors.
+
+The three simplest types are read here; `superblocks` has the others.
 
 Layouts (ggml-common.h), little-endian, 32 weights to a block; byte j of a 4-bit block holds weight j (low half) and
 weight j+16 (high half):
@@ -9,23 +11,25 @@ weight j+16 (high half):
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
 from inference.quant.groupwise import Array, GroupwiseTensor, pack_int4
+from inference.quant.superblocks import SUPERBLOCKS, take_over_superblocks
 
-BlockType = Literal["Q4_0", "Q4_1", "Q8_0"]
 BLOCK_WEIGHTS = 32
-BLOCK_BYTES: dict[str, int] = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
+_SIMPLE_BYTES: dict[str, int] = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
+# Types that are taken over, with the bytes of a block of each.
+BLOCK_BYTES: dict[str, int] = _SIMPLE_BYTES | {kind: layout.block_bytes for kind, layout in SUPERBLOCKS.items()}
 
 
-def take_over(kind: BlockType, raw: Array, rows: int, columns: int) -> GroupwiseTensor:
-    """Raw blocks, uint8 of rows * columns / 32 blocks -> the same weights, group-wise.
+def take_over(kind: str, raw: Array, rows: int, columns: int) -> GroupwiseTensor:
+    """Raw blocks, uint8 of whole blocks, those of a row together -> the same weights, group-wise.
 
-    No weight changes: scales and minima stay the float16 they were. Q4_0's implied minimum -8d is d with another
-    exponent, so it is exact too (where 8d overflows float16, both go to float32).
+    No weight changes. Scales and minima of Q4_0, Q4_1 and Q8_0 stay the float16 they were. Q4_0's implied minimum -8d
+    is d with another exponent, so it is exact too (where 8d overflows float16, both go to float32).
     """
+    if kind in SUPERBLOCKS:
+        return take_over_superblocks(kind, raw, rows, columns)
     blocks = raw.reshape(rows, columns // BLOCK_WEIGHTS, BLOCK_BYTES[kind])
     scales = np.ascontiguousarray(blocks[:, :, 0:2]).view(np.float16)[:, :, 0]
     if kind == "Q8_0":

@@ -75,17 +75,9 @@ def quantize(name: str, weights: Array, scheme: Scheme, group_size: int = 32) ->
         )
     rows, columns = weights.shape
     groups = weights.reshape(rows, columns // group_size, group_size)
-    low = groups.min(axis=2)
-    span = groups.max(axis=2) - low
-    steps = 15 if scheme == "int4" else 255
-    # Where float16 cannot hold the range, or would lose small steps to denormals, keep float32.
-    small = (span > 0) & (span / steps < 6.2e-5)
-    wide = bool(np.abs(weights).max(initial=0.0) > FLOAT16_MAX / 4 or small.any())
-    kind = np.float32 if wide else np.float16
-    scales = (span / steps).astype(kind)
-    # int8 levels are signed: q - 128 shifts the group's minimum to the middle of the range.
+    scales, minima = group_ranges(name, groups, scheme)
     offset = 0 if scheme == "int4" else 128
-    minima = (low + offset * scales.astype(np.float32)).astype(kind)
+    steps = 15 if scheme == "int4" else 255
     exact_scales = scales.astype(np.float32)[:, :, None]
     exact_minima = minima.astype(np.float32)[:, :, None]
     divisor = np.where(exact_scales > 0, exact_scales, 1.0)
@@ -94,6 +86,53 @@ def quantize(name: str, weights: Array, scheme: Scheme, group_size: int = 32) ->
     levels = np.where(exact_scales > 0, levels, 0.0).reshape(rows, columns)
     values = pack_int4(levels.astype(np.uint8)) if scheme == "int4" else levels.astype(np.int8)
     return GroupwiseTensor(scheme, group_size, values, scales, minima)
+
+
+def group_ranges(name: str, groups: Array, scheme: Scheme) -> tuple[Array, Array]:
+    """Scales and minima of float32 [N, G, group_size]: both [N, G], float16, or float32 where float16 is too narrow.
+
+    A constant group has scale 0, and so has one whose steps are too small for float32: its weights become its minimum.
+    Raises QuantizationError where a group's range overflows float32.
+    """
+    steps, offset = (15, 0) if scheme == "int4" else (255, 128)
+    low = groups.min(axis=2)
+    with np.errstate(over="ignore"):
+        span = groups.max(axis=2) - low
+    if not np.isfinite(span).all():
+        row, group = np.argwhere(~np.isfinite(span))[0]
+        column = group * groups.shape[2]
+        raise QuantizationError(
+            name, f"spans more than float32 holds at row {row}, columns {column} to {column + groups.shape[2] - 1}"
+        )
+    # Where float16 cannot hold the range, or would lose small steps to denormals, keep float32.
+    small = (span > 0) & (span / steps < 6.2e-5)
+    wide = bool(np.abs(groups).max(initial=0.0) > FLOAT16_MAX / 4 or small.any())
+    kind = np.float32 if wide else np.float16
+    scales = (span / steps).astype(kind)
+    # int8 levels are signed: q - 128 shifts the group's minimum to the middle of the range.
+    minima = (low + offset * scales.astype(np.float32)).astype(kind)
+    return scales, minima
+
+
+def check_finite(name: str, tensor: GroupwiseTensor) -> None:
+    """Raises QuantizationError, naming the first group, where a scale or minimum is NaN or infinite."""
+    for label, part in (("scale", tensor.scales), ("minimum", tensor.minima)):
+        if part is not None and not np.isfinite(part).all():
+            row, group = np.argwhere(~np.isfinite(part))[0]
+            first = group * tensor.group_size
+            raise QuantizationError(
+                name,
+                f"has the {label} {part[row, group]} at row {row}, columns {first} to "
+                f"{first + tensor.group_size - 1}; want finite weights",
+            )
+
+
+def fitting_group(columns: int, wanted: int) -> int:
+    """The largest of wanted, wanted / 2, … 16 that divides a row's columns; else `wanted`, which then fails."""
+    group = wanted
+    while group > 16 and columns % group:
+        group //= 2
+    return group if columns % group == 0 else wanted
 
 
 def dequantize(tensor: GroupwiseTensor) -> Array:

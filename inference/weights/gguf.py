@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from inference.errors import ModelFormatError
-from inference.quant.blocks import BLOCK_BYTES, BLOCK_WEIGHTS
 from inference.quant.groupwise import Array
+from inference.quant.superblocks import dequantize_blocks
+from inference.weights.store import float32_to_bfloat16
 
 MAGIC = b"GGUF"
 MAX_STRING_BYTES = 64 * 1024 * 1024
@@ -36,19 +37,39 @@ _SCALARS: dict[int, str] = {
 }
 _STRING, _ARRAY = 8, 9
 
-TENSOR_TYPES: dict[int, str] = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 30: "BF16"}
-_ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-_KNOWN_UNSUPPORTED = {
-    6: "Q5_0",
-    7: "Q5_1",
-    9: "Q8_1",
-    10: "Q2_K",
-    11: "Q3_K",
-    12: "Q4_K",
-    13: "Q5_K",
-    14: "Q6_K",
-    15: "Q8_K",
+# Number, as ggml.h has it: name, weights to a block, bytes of a block.
+_TYPES: dict[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
 }
+# Types of whole numbers and of intermediate results, which no weight has.
+_KNOWN_UNSUPPORTED = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 40: "NVFP4"}
+TENSOR_TYPES: dict[int, str] = {number: name for number, (name, _, _) in _TYPES.items()}
+_BLOCKS: dict[str, tuple[int, int]] = {name: (weights, size) for name, weights, size in _TYPES.values()}
+_FLOATS: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +192,11 @@ class GGUFFile:
         elements = math.prod(shape)
         if elements < 1:
             raise ModelFormatError(self.path, what, f"has shape {shape}, which is empty")
-        if kind in BLOCK_BYTES:
-            if shape[-1] % BLOCK_WEIGHTS:
-                raise ModelFormatError(self.path, what, f"rows of {shape[-1]} do not divide into blocks of 32")
-            nbytes = elements // BLOCK_WEIGHTS * BLOCK_BYTES[kind]
-        else:
-            nbytes = elements * _ELEMENT_BYTES[kind]
+        block_weights, block_bytes = _BLOCKS[kind]
+        if shape[-1] % block_weights:
+            message = f"rows of {shape[-1]} do not divide into {kind}'s blocks of {block_weights}"
+            raise ModelFormatError(self.path, what, message)
+        nbytes = elements // block_weights * block_bytes
         if offset + nbytes > size:
             raise ModelFormatError(
                 self.path, what, f"needs bytes {offset} to {offset + nbytes}, but the file has only {size}: truncated?"
@@ -207,6 +227,11 @@ class GGUFFile:
         return self._data[tensor.offset : tensor.offset + tensor.nbytes]
 
     def floats(self, tensor: GGUFTensor) -> Array:
-        """An F32, F16 or BF16 tensor in its own precision: float32, float16, or uint16 holding bfloat16 bits."""
-        kinds = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-        return np.frombuffer(self.raw(tensor).tobytes(), dtype=kinds[tensor.kind]).reshape(tensor.shape)
+        """An F32, F16 or BF16 tensor in its own precision: float32, float16, or uint16 holding bfloat16 bits.
+
+        The few block types that `quant.blocks` does not take over come as bfloat16 too, rounded to nearest.
+        """
+        kind = _FLOATS.get(tensor.kind)
+        if kind is None:
+            return float32_to_bfloat16(dequantize_blocks(tensor.kind, self.raw(tensor), tensor.shape))
+        return np.frombuffer(self.raw(tensor).tobytes(), dtype=kind).reshape(tensor.shape)

@@ -12,13 +12,14 @@ from typing import Literal
 import numpy as np
 
 from inference.quant import groupwise
-from inference.quant.groupwise import Array, GroupwiseTensor, dequantize
+from inference.quant.groupwise import Array, GroupwiseTensor, check_finite, dequantize, fitting_group
 from inference.weights.manifest import StoreManifest
 from inference.weights.sources import ModelSource, Weights, open_source, tensor_shapes
 from inference.weights.store import StoreWriter, bfloat16_to_float32, float32_to_bfloat16, write_manifest, writing_store
 
 Quantize = Literal["keep", "int4", "int8", "bf16"]
 
+GROUP_SIZES = (32, 64, 128)
 # The vocabulary's two matrices touch every token; 4 bits there cost more quality than they save.
 _EIGHT_BIT_AT_LEAST = ("embedding", "head")
 
@@ -35,15 +36,16 @@ def import_model(
 
     `keep` takes the source's precision as it is; `int4` and `int8` quantize what is wider (embedding and head at 8 bits
     at least), taking over without a second loss what is quantized so already; `bf16` widens or narrows to bfloat16.
-    Norms stay float32. `progress` is called with (weights done, weights in all).
+    Norms stay float32. A matrix whose rows do not divide into groups of that size gets the next smaller one that fits.
+    `progress` is called with (weights done, weights in all).
 
-    Raises ModelFormatError (source), QuantizationError (NaN), StoreError (store exists, disk full). The store appears
-    whole or not at all.
+    Raises ModelFormatError (source), QuantizationError (NaN, infinity), StoreError (store exists, disk full). The store
+    appears whole or not at all.
     """
     if quantize not in ("keep", "int4", "int8", "bf16"):
         raise ValueError(f"quantize is {quantize!r}; keep, int4, int8 or bf16 is expected")
-    if group_size not in (32, 64):
-        raise ValueError(f"group_size is {group_size}; 32 or 64 is expected")
+    if group_size not in GROUP_SIZES:
+        raise ValueError(f"group_size is {group_size}; one of {GROUP_SIZES} is expected")
     origin = open_source(Path(source))
     with writing_store(Path(store)) as writer:
         _write_tensors(origin, writer, quantize, group_size, progress)
@@ -77,6 +79,8 @@ def _write_tensors(
 def _converted(name: str, weights: Weights, mode: Quantize, group_size: int) -> Weights:
     if not isinstance(weights, GroupwiseTensor) and weights.ndim == 1:
         return _float32(weights)
+    if isinstance(weights, GroupwiseTensor):
+        check_finite(name, weights)
     if mode == "keep":
         return weights
     if mode == "bf16":
@@ -85,7 +89,7 @@ def _converted(name: str, weights: Weights, mode: Quantize, group_size: int) -> 
     scheme: Literal["int4", "int8"] = "int8" if mode == "int8" or name in _EIGHT_BIT_AT_LEAST else "int4"
     if isinstance(weights, GroupwiseTensor) and (weights.scheme == scheme or weights.scheme == "int4"):
         return weights
-    return groupwise.quantize(name, _float32(weights), scheme, group_size)
+    return groupwise.quantize(name, _float32(weights), scheme, fitting_group(weights.shape[1], group_size))
 
 
 def _float32(weights: Weights) -> Array:

@@ -32,7 +32,7 @@ def model() -> None:
     show_default=True,
     help=_("Keep the source's own precision, or change it."),
 )
-@click.option("--group-size", type=click.Choice(["32", "64"]), default="32", show_default=True)
+@click.option("--group-size", type=click.Choice(["32", "64", "128"]), default="32", show_default=True)
 @click.option("--approve", is_flag=True, help=_("Approve the release at once (needs the role)."))
 @as_option
 @json_option
