@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from inference.model.batch import build_batch
 from inference.parallelism import ThreadGovernor
 from inference.request import Completion, FinishReason, GenerationRequest, InvalidRequest, SamplingParams, TokenEvent
 from inference.sampling import choose_tokens
-from inference.scheduler import Scheduler, Slice
+from inference.scheduler import CHUNK_TOKENS, Scheduler, Slice
 from inference.sequence import Sequence, new_sequence
 from inference.tokenizer import Tokenizer
 
@@ -39,7 +39,11 @@ DEFAULT_TOKEN_BUDGET = 512
 class EngineStats:
     """What the engine has done since it was loaded, and what it is at.
 
-    busy_seconds: wall time within steps. mean_batch_size: sequences a step. running, waiting: sequences now.
+    busy_seconds: wall time within steps. mean_batch_size: sequences a step.
+    prefill_tokens: of prompts, computed. prefix_hit_tokens: of prompts, found in the cache instead. recomputed_tokens:
+    computed again after a preemption. preemptions, pauses: how often sequences had to give up pages, or their place.
+    running, paused, waiting: sequences now.
+    cache_pages_used: held by sequences now; _peak: at most so far; _idle: kept for prompts that begin alike.
     threads: at most; threads_now: fewer where other processes hold the processor.
     """
 
@@ -48,9 +52,19 @@ class EngineStats:
     prefill_tokens: int
     output_tokens: int
     mean_batch_size: float
+    prefix_hit_tokens: int
+    recomputed_tokens: int
+    preemptions: int
+    pauses: int
+    finished: int
+    cancelled: int
+    errors: int
     running: int
+    paused: int
     waiting: int
     cache_pages_used: int
+    cache_pages_peak: int
+    cache_pages_idle: int
     cache_pages_total: int
     compute: str
     kernels: str
@@ -64,7 +78,16 @@ class Engine:
     Either `start` a background thread and `submit` from anywhere, or just `generate`, which works both ways.
     """
 
-    def __init__(self, model: LoadedModel, *, threads: int, max_batch: int, token_budget: int) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        threads: int,
+        max_batch: int,
+        token_budget: int,
+        chunk_tokens: int = CHUNK_TOKENS,
+        share_prefixes: bool = True,
+    ) -> None:
         self.manifest = model.manifest
         self.compute = model.compute
         self.max_context = model.manifest.config.max_context
@@ -72,16 +95,22 @@ class Engine:
         self._governor = ThreadGovernor(threads)
         # Whole-number sums and row-wise kernels: only there does the number of threads change no bit.
         self._adapts = model.compute == "int8" and model.decoder.kernels.name == "native"
-        self._scheduler = Scheduler(model.pages, max_batch, token_budget)
+        self._scheduler = Scheduler(
+            model.pages, max_batch, token_budget, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes
+        )
         self._arrivals = itertools.count()
         self._inbox: deque[Sequence] = deque()
         self._active: dict[str, Sequence] = {}
-        self._changed = threading.Condition()  # guards _inbox, _active, _stopping
+        self._cancelled: list[Sequence] = []
+        self._changed = threading.Condition()  # guards _inbox, _active, _cancelled, _stopping
         self._stepping = threading.Lock()  # held by whoever runs a step
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._steps = self._prefill_tokens = self._output_tokens = self._sequence_steps = 0
         self._busy_seconds = 0.0
+        self._ended: Counter[FinishReason] = Counter()
+        self._step_priority = 0  # of the most urgent sequence in the step at hand
+        self._ahead_seconds = self._ahead_processor_seconds = 0.0  # spent on other steps within the step at hand
 
     @classmethod
     def load(
@@ -93,11 +122,13 @@ class Engine:
         max_batch: int = DEFAULT_MAX_BATCH,
         memory_bytes: int | None = None,
         token_budget: int = DEFAULT_TOKEN_BUDGET,
+        share_prefixes: bool = True,
     ) -> Engine:
         """Load a weight store, a GGUF file, or a Hugging Face folder (the latter two are imported into a cache first).
 
         threads: of the processor, all by default. max_batch: sequences at a time. memory_bytes: for weights, cache and
-        activations together; 60 % of what is available by default. token_budget: rows a step.
+        activations together; 60 % of what is available by default. token_budget: rows a step. share_prefixes: compute
+        what prompts have in common at their beginnings only once; results are the same either way.
         Raises ModelFormatError, StoreError, QuantizationError, MemoryBudgetError.
         """
         count = threads or torch.get_num_threads()
@@ -105,7 +136,7 @@ class Engine:
         model = load_model(
             path, compute=compute, max_batch=max_batch, token_budget=token_budget, memory_bytes=memory_bytes
         )
-        return cls(model, threads=count, max_batch=max_batch, token_budget=token_budget)
+        return cls(model, threads=count, max_batch=max_batch, token_budget=token_budget, share_prefixes=share_prefixes)
 
     @property
     def cache_page_bytes(self) -> int:
@@ -145,8 +176,14 @@ class Engine:
             thread.join()
         with self._stepping:
             self._collect()
-            for sequence in [*self._scheduler.running, *self._scheduler.waiting]:
+            scheduler = self._scheduler
+            for sequence in [*scheduler.running, *scheduler.paused, *scheduler.waiting]:
                 self._finish(sequence, "cancelled")
+
+    def forget_prefixes(self) -> None:
+        """Free the pages kept for prompts that begin alike; those that sequences hold stay."""
+        with self._stepping:
+            self._model.pages.forget_idle()
 
     def submit(
         self,
@@ -175,7 +212,11 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """End a request before its next step, with what it has so far. Unknown and finished ids are ignored."""
         with self._changed:
-            for sequence in (*self._inbox, *self._active.values()):
+            active = self._active.get(request_id)
+            if active is not None:
+                active.cancelled = True
+                self._cancelled.append(active)
+            for sequence in self._inbox:
                 if sequence.request.request_id == request_id:
                     sequence.cancelled = True
             self._changed.notify_all()
@@ -212,17 +253,27 @@ class Engine:
 
     def stats(self) -> EngineStats:
         with self._changed:
-            waiting = len(self._inbox) + len(self._scheduler.waiting)
+            scheduler, pages = self._scheduler, self._model.pages
             return EngineStats(
                 steps=self._steps,
                 busy_seconds=self._busy_seconds,
                 prefill_tokens=self._prefill_tokens,
                 output_tokens=self._output_tokens,
                 mean_batch_size=self._sequence_steps / self._steps if self._steps else 0.0,
-                running=len(self._scheduler.running),
-                waiting=waiting,
-                cache_pages_used=self._model.pages.used,
-                cache_pages_total=self._model.pages.total,
+                prefix_hit_tokens=scheduler.prefix_hit_tokens,
+                recomputed_tokens=scheduler.recomputed_tokens,
+                preemptions=scheduler.preemptions,
+                pauses=scheduler.pauses,
+                finished=self._ended.total(),
+                cancelled=self._ended["cancelled"],
+                errors=self._ended["error"],
+                running=len(scheduler.running),
+                paused=len(scheduler.paused),
+                waiting=len(self._inbox) + scheduler.waiting_count,
+                cache_pages_used=pages.used,
+                cache_pages_peak=pages.most_held,
+                cache_pages_idle=pages.idle,
+                cache_pages_total=pages.total,
                 compute=self.compute,
                 kernels=self._model.decoder.kernels.name,
                 threads=self._governor.limit,
@@ -234,24 +285,40 @@ class Engine:
         with self._stepping:
             self._collect()
             torch.set_num_threads(self._governor.threads)
-            started, processor_started = time.perf_counter(), time.thread_time()
             slices = self._scheduler.schedule()
             if not slices:
                 return False
-            try:
-                tokens = self._compute(slices)
-            except Exception as error:
-                # Whatever it was, it belongs to these requests and not to those that come after them.
-                logger.exception("a step of %d sequences failed", len(slices))
-                for piece in slices:
-                    self._finish(piece.sequence, "error", f"the step failed: {type(error).__name__}: {error}")
+            self._step_priority = min(piece.sequence.request.priority for piece in slices)
+            self._ahead_seconds = self._ahead_processor_seconds = 0.0
+            started, processor_started = time.perf_counter(), time.thread_time()
+            tokens = self._compute(slices, self._step_ahead)
+            if tokens is None:
                 return True
-            seconds = time.perf_counter() - started
+            seconds = time.perf_counter() - started - self._ahead_seconds
+            processor_seconds = time.thread_time() - processor_started - self._ahead_processor_seconds
             if self._adapts:
-                self._governor.observe(seconds, time.thread_time() - processor_started)
+                self._governor.observe(seconds, processor_seconds)
             self._account(slices, seconds)
             self._deliver(slices, tokens)
             return True
+
+    def _step_ahead(self) -> None:
+        """Between two layers of a step: compute the prompts of more urgent requests that have come meanwhile.
+
+        The step at hand waits, so a request's first token is as near as on an idle engine, and no work is lost.
+        """
+        if not self._inbox:
+            return
+        started, processor_started = time.perf_counter(), time.thread_time()
+        self._take_in()
+        while slices := self._scheduler.schedule_ahead(self._step_priority):
+            part_started = time.perf_counter()
+            tokens = self._compute(slices)
+            if tokens is not None:
+                self._account(slices, time.perf_counter() - part_started)
+                self._deliver(slices, tokens)
+        self._ahead_seconds += time.perf_counter() - started
+        self._ahead_processor_seconds += time.thread_time() - processor_started
 
     def _run(self) -> None:
         while True:
@@ -264,6 +331,14 @@ class Engine:
 
     def _collect(self) -> None:
         """Take in what was submitted and cancelled since the last step."""
+        self._take_in()
+        with self._changed:
+            cancelled, self._cancelled = self._cancelled, []
+        for sequence in cancelled:
+            if self._active.get(sequence.request.request_id) is sequence:
+                self._finish(sequence, "cancelled")
+
+    def _take_in(self) -> None:
         with self._changed:
             arrived = list(self._inbox)
             self._inbox.clear()
@@ -274,15 +349,15 @@ class Engine:
                 if reason is None:
                     self._active[sequence.request.request_id] = sequence
                     accepted.append(sequence)
+                    if sequence.cancelled:
+                        self._cancelled.append(sequence)
                 else:
                     rejected.append((sequence, reason))
-            cancelled = [sequence for sequence in self._active.values() if sequence.cancelled]
         for sequence, reason in rejected:
+            self._ended["error"] += 1
             sequence.on_finish(sequence.completion("error", reason))
         for sequence in accepted:
             self._scheduler.add(sequence)
-        for sequence in cancelled:
-            self._finish(sequence, "cancelled")
 
     def _reason_to_reject(self, sequence: Sequence) -> str | None:
         config = self.manifest.config
@@ -304,12 +379,25 @@ class Engine:
             )
         return None
 
-    def _compute(self, slices: list[Slice]) -> list[int | None]:
-        with torch.inference_mode():
-            batch = build_batch(slices)
-            logits = self._model.decoder.forward(batch, self._model.cache)
-            ready = [piece.sequence for piece in slices if piece.yields_token]
-            return choose_tokens(logits.values, logits.scales, ready) if ready else []
+    def _compute(
+        self, slices: list[Slice], between_layers: Callable[[], None] | None = None
+    ) -> list[int | None] | None:
+        """The next token of each slice that yields one, None where the model made NaN.
+
+        No list if the step failed; its sequences have then ended.
+        """
+        try:
+            with torch.inference_mode():
+                batch = build_batch(slices)
+                logits = self._model.decoder.forward(batch, self._model.cache, between_layers)
+                ready = [piece.sequence for piece in slices if piece.yields_token]
+                return choose_tokens(logits.values, logits.scales, ready) if ready else []
+        except Exception as error:
+            # Whatever it was, it belongs to these requests and not to those that come after them.
+            logger.exception("a step of %d sequences failed", len(slices))
+            for piece in slices:
+                self._finish(piece.sequence, "error", f"the step failed: {type(error).__name__}: {error}")
+            return None
 
     def _account(self, slices: list[Slice], seconds: float) -> None:
         rows = sum(piece.count for piece in slices)
@@ -325,12 +413,12 @@ class Engine:
         chosen = iter(tokens)
         for piece in slices:
             sequence, yields = piece.sequence, piece.yields_token
-            sequence.computed = piece.start + piece.count
-            if not yields:
-                continue
-            token = next(chosen)
-            if token is None:
+            token = next(chosen) if yields else None
+            if yields and token is None:
                 self._finish(sequence, "error", "the model produced NaN for this request; its weights may be damaged")
+                continue
+            self._scheduler.complete(piece)
+            if token is None:
                 continue
             self._output_tokens += 1
             ended = sequence.accept(token)
@@ -339,9 +427,9 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
         if reason == "error":
-            # Its pages may hold NaN, which would pass even through masked attention to their next holder.
-            self._model.cache.clear(sequence.pages)
+            self._model.pages.spoil(sequence.pages)
         self._scheduler.remove(sequence)
+        self._ended[reason] += 1
         with self._changed:
             self._active.pop(sequence.request.request_id, None)
         sequence.on_finish(sequence.completion(reason, error))

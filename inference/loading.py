@@ -99,7 +99,7 @@ def load_model(
             f"{workspace_bytes(config, max_batch, token_budget)} bytes of workspace; allow more, or a smaller max_batch"
         )
     cache = KeyValueCache(config, total, PAGE_TOKENS, dtype)
-    return LoadedModel(manifest, decoder, tokenizer, cache, PagePool(total), chosen)
+    return LoadedModel(manifest, decoder, tokenizer, cache, PagePool(total, cache.clear), chosen)
 
 
 def choose_kernels(config: DecoderConfig, compute: Compute) -> Kernels:

@@ -103,7 +103,8 @@ class Completion:
     samples, those that best_of dropped too. `queued_seconds` runs from submission to the first step that held the
     request, `ttft_seconds` to its first token, `duration_seconds` to its end. `compute_seconds` is its share of the
     engine's busy time: each step's wall time, split over the step's rows by the tokens that each brought; over all
-    requests the shares add up to the busy time.
+    requests the shares add up to the busy time. `cached_prompt_tokens` of the prompt_tokens were found in
+    the cache, left there by other requests that begin alike.
     """
 
     request_id: str
@@ -119,3 +120,4 @@ class Completion:
     compute_seconds: float
     logprobs: tuple[TokenLogprob, ...] | None = None
     choices: tuple[Choice, ...] = ()
+    cached_prompt_tokens: int = 0

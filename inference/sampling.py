@@ -22,7 +22,8 @@ def choose_tokens(logits: torch.Tensor, scales: torch.Tensor | None, sequences: 
         if sequence.output_tokens < sequence.request.sampling.min_tokens:
             logits[row, list(sequence.eos_token_ids)] = float("-inf")
     top, best = torch.max(logits, dim=1)  # [L]; a positive factor does not move the maximum
-    bad = top.isnan().tolist()
+    # NaN among the activations of an int8 row shows in its scale alone.
+    bad = (top if scales is None else top * scales).isnan().tolist()
     chosen: list[int | None] = [None if nan else token for nan, token in zip(bad, best.tolist(), strict=True)]
     for row, sequence in enumerate(sequences):
         if sequence.request.sampling.temperature > 0 and not bad[row]:

@@ -1,4 +1,9 @@
-"""Who computes what in the next step: every running sequence one token, and a few prompts a piece of their prefill."""
+"""Who computes what in the next step: every running sequence one token, and a few prompts a piece of their prefill.
+
+Sequences wait, run, or are paused: a paused one keeps its pages and goes on when there is room. Pages are taken as they
+are needed. When they run out, the least urgent, latest sequence gives up its own and waits to be computed again, so
+the most urgent, oldest one always goes on, and everyone ends. No result depends on any of this.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import heapq
 import time
 from dataclasses import dataclass
 
-from inference.cache.pages import PagePool, pages_for
+from inference.cache.pages import BEGINNING, PAGE_TOKENS, PagePool, pages_for
 from inference.sequence import Sequence
 
 # Prompts are cut at multiples of this many tokens from their own start, wherever the batch stands, so that a prompt's
@@ -32,69 +37,273 @@ class Scheduler:
     """Continuous batching: sequences join and leave at any step, the most urgent first.
 
     max_batch: sequences at a time. token_budget: rows a step, which bounds activations and the time between a
-    decoding sequence's tokens.
+    decoding sequence's tokens. chunk_tokens: of a prompt in one step, a multiple of PAGE_TOKENS.
     """
 
-    def __init__(self, pages: PagePool, max_batch: int, token_budget: int) -> None:
+    def __init__(
+        self,
+        pages: PagePool,
+        max_batch: int,
+        token_budget: int,
+        *,
+        chunk_tokens: int = CHUNK_TOKENS,
+        share_prefixes: bool = True,
+    ) -> None:
+        if chunk_tokens < PAGE_TOKENS or chunk_tokens % PAGE_TOKENS:
+            raise ValueError(f"chunk_tokens: must be a multiple of {PAGE_TOKENS}, not {chunk_tokens}")
         self.pages = pages
         self.max_batch = max_batch
         self.token_budget = token_budget
-        self.running: list[Sequence] = []
-        self._waiting: list[tuple[tuple[int, int], Sequence]] = []
+        self.chunk_tokens = chunk_tokens
+        self.share_prefixes = share_prefixes
+        self.running: dict[Sequence, None] = {}  # a set in order of admission
+        self.paused: dict[Sequence, None] = {}
+        self.preemptions = self.pauses = self.prefix_hit_tokens = self.recomputed_tokens = 0
+        self._waiting: dict[Sequence, None] = {}
+        # What has left _waiting stays in here until it comes up, or until such entries are the most.
+        self._queue: list[tuple[tuple[int, int], Sequence]] = []
 
     @property
     def waiting(self) -> list[Sequence]:
-        return [sequence for _, sequence in self._waiting]
+        return list(self._waiting)
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._waiting)
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self._waiting)
+        return bool(self.running or self.paused or self._waiting)
 
     def add(self, sequence: Sequence) -> None:
-        heapq.heappush(self._waiting, (sequence.order, sequence))
+        self._waiting[sequence] = None
+        heapq.heappush(self._queue, (sequence.order, sequence))
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, running, paused or waiting, and free what it held."""
+        if sequence in self._waiting:
+            del self._waiting[sequence]
+            if len(self._queue) > 2 * len(self._waiting) + 64:
+                self._queue = [entry for entry in self._queue if entry[1] in self._waiting]
+                heapq.heapify(self._queue)
+        self.running.pop(sequence, None)
+        self.paused.pop(sequence, None)
+        self.pages.release(sequence.pages)
 
     def schedule(self) -> list[Slice]:
-        """The slices of the next step: decoding rows first, then prefill within what is left of the budget."""
-        self._admit()
-        decoding = [Slice(s, s.computed, 1) for s in self.running if _decodes(s)]
-        budget = max(self.token_budget - len(decoding), CHUNK_TOKENS)
-        prefilling = sorted((s for s in self.running if not _decodes(s)), key=lambda s: s.order)
-        chosen = decoding
-        for sequence in prefilling:
+        """The slices of the next step, decoding rows first, then prefill within what is left of the budget.
+
+        Where a prompt is waiting that is more urgent than some of the running, the step is its own and theirs who are
+        as urgent.
+        """
+        self._admit(None)
+        decoding: list[Slice] = []
+        prefilling: list[Sequence] = []
+        for sequence in self.running:
+            length = len(sequence.tokens)
+            if sequence.computed + 1 == length and length > sequence.prompt_tokens:
+                decoding.append(Slice(sequence, length - 1, 1))
+            else:
+                prefilling.append(sequence)
+        if prefilling:
+            most_urgent = min(sequence.request.priority for sequence in prefilling)
+            decoding = [piece for piece in decoding if piece.sequence.request.priority <= most_urgent]
+            prefilling = [sequence for sequence in prefilling if sequence.request.priority <= most_urgent]
+            decoding += self._prefill(prefilling, self.token_budget - len(decoding))
+        return self._with_pages(decoding, preempting=True)
+
+    def schedule_ahead(self, priority: int) -> list[Slice]:
+        """Slices of prompts more urgent than that, for a step that is put into the middle of another.
+
+        The other step's sequences lose no page by it, though one may be paused.
+        """
+        self._admit(priority)
+        prefilling = [
+            sequence
+            for sequence in self.running
+            if sequence.request.priority < priority and sequence.output_tokens == 0
+        ]
+        return self._with_pages(self._prefill(prefilling, 0), preempting=False)
+
+    def complete(self, piece: Slice) -> None:
+        """A slice's keys and values are in the cache; others may use the pages that have become full."""
+        sequence, end = piece.sequence, piece.start + piece.count
+        sequence.computed = end
+        self.recomputed_tokens += max(0, min(end, sequence.most_computed) - piece.start)
+        sequence.most_computed = max(sequence.most_computed, end)
+        if self.share_prefixes:
+            pages = sequence.pages
+            for index in range(piece.start // PAGE_TOKENS, end // PAGE_TOKENS):
+                pages[index] = self.pages.share(pages[index], *_link(sequence, index))
+
+    def _prefill(self, sequences: list[Sequence], budget: int) -> list[Slice]:
+        """A piece of each prompt, by urgency, as far as the budget goes; at least one piece."""
+        budget = max(budget, self.chunk_tokens)
+        chosen: list[Slice] = []
+        being_made: set[tuple[int, tuple[int, ...]]] = set()
+        for sequence in sorted(sequences, key=_order):
+            if self.share_prefixes and sequence.computed % PAGE_TOKENS == 0:
+                self._find_prefix(sequence)
+                if len(sequence.tokens) - sequence.computed >= PAGE_TOKENS:
+                    link = _link(sequence, sequence.computed // PAGE_TOKENS)
+                    if link in being_made:
+                        continue  # it finds the page in the next step
+                    being_made.add(link)
             left = len(sequence.tokens) - sequence.computed
-            count = min(left, CHUNK_TOKENS - sequence.computed % CHUNK_TOKENS)
+            count = min(left, self.chunk_tokens - sequence.computed % self.chunk_tokens)
             if count > budget:
                 break
             budget -= count
             chosen.append(Slice(sequence, sequence.computed, count))
-        for piece in chosen:
-            while len(piece.sequence.pages) < pages_for(piece.start + piece.count):
-                piece.sequence.pages.append(self.pages.take())
         return chosen
 
-    def _admit(self) -> None:
-        now = time.perf_counter()
-        while self._waiting and len(self.running) < self.max_batch:
-            sequence = self._waiting[0][1]
-            need = pages_for(sequence.prompt_tokens + sequence.max_tokens)
-            if not self.pages.reserve(need):
-                # Later arrivals wait too: letting small ones pass would starve this one.
+    def _find_prefix(self, sequence: Sequence) -> None:
+        """Hold the pages that others have made of a sequence's next tokens. The last token is always computed."""
+        found = self._findable(sequence)
+        for page in found:
+            self.pages.hold(page)
+        start = sequence.computed
+        sequence.pages += found
+        sequence.computed += len(found) * PAGE_TOKENS
+        self.prefix_hit_tokens += max(0, min(sequence.computed, sequence.prompt_tokens) - start)
+        if sequence.computed > sequence.most_computed:
+            first = max(start, sequence.most_computed)
+            sequence.cached_prompt_tokens += max(0, min(sequence.computed, sequence.prompt_tokens) - first)
+            sequence.most_computed = sequence.computed
+
+    def _findable(self, sequence: Sequence) -> list[int]:
+        found: list[int] = []
+        tokens, at = sequence.tokens, sequence.computed
+        before = _before(sequence, len(sequence.pages))
+        while at + PAGE_TOKENS < len(tokens):
+            page = self.pages.find(before, tuple(tokens[at : at + PAGE_TOKENS]))
+            if page is None:
                 break
-            heapq.heappop(self._waiting)
-            sequence.reserved_pages = need
-            sequence.started_at = now
-            self.running.append(sequence)
+            found.append(page)
+            before, at = page, at + PAGE_TOKENS
+        return found
 
-    def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out, running or waiting, and free what it held."""
-        if sequence in self.running:
-            self.running.remove(sequence)
-        else:
-            self._waiting = [entry for entry in self._waiting if entry[1] is not sequence]
-            heapq.heapify(self._waiting)
-        self.pages.release(sequence.pages, sequence.reserved_pages)
-        sequence.reserved_pages = 0
+    def _admit(self, above: int | None) -> None:
+        """Fill the batch from the paused and the waiting, the most urgent first; pause who has to stand back for them.
+
+        above: only those more urgent than that, and nobody's pages are taken away.
+        """
+        blocked = False  # the first of those who wait does not find its pages; later ones wait behind it
+        # Pages that the running need for the tokens they have, and one more each to grow by. Ahead of others' step,
+        # nobody need grow before the next.
+        promised = 0
+        if self._waiting:
+            promised = sum(_lacking(sequence) for sequence in self.running)
+            promised += len(self.running) if above is None else 0
+        while True:
+            waiting = None if blocked else self._first_waiting()
+            paused = min(self.paused, key=_order, default=None)
+            candidate = min(filter(None, (waiting, paused)), key=_order, default=None)
+            if candidate is None or (above is not None and candidate.request.priority >= above):
+                return
+            displaced = None
+            if len(self.running) >= self.max_batch:
+                displaced = max(self.running, key=_order)
+                if candidate.request.priority >= displaced.request.priority:
+                    return
+            if candidate is waiting:
+                if not self._has_room(candidate, promised, preempting=above is None):
+                    blocked = True
+                    continue
+                heapq.heappop(self._queue)
+                del self._waiting[candidate]
+                if self.share_prefixes:
+                    self._find_prefix(candidate)
+                promised += _lacking(candidate) + (above is None)
+                if candidate.started_at is None:
+                    candidate.started_at = time.perf_counter()
+            else:
+                del self.paused[candidate]
+            self.running[candidate] = None
+            if displaced in self.running and displaced is not None:
+                del self.running[displaced]
+                self.paused[displaced] = None
+                self.pauses += 1
+
+    def _first_waiting(self) -> Sequence | None:
+        while self._queue:
+            sequence = self._queue[0][1]
+            if sequence in self._waiting:
+                return sequence
+            heapq.heappop(self._queue)
+        return None
+
+    def _has_room(self, sequence: Sequence, promised: int, *, preempting: bool) -> bool:
+        """Whether there are pages for its tokens beside those promised to the running.
+
+        preempting: take them from less urgent sequences where need be.
+        """
+        while True:
+            found = self._findable(sequence) if self.share_prefixes else []
+            need = pages_for(len(sequence.tokens)) - len(found)
+            left = self.pages.available - sum(map(self.pages.is_idle, found))
+            if need + promised <= left or not (self.running or self.paused):
+                return True
+            victim = self._last() if preempting else None
+            if victim is None or victim.request.priority <= sequence.request.priority:
+                return False
+            if victim in self.running:
+                promised -= _lacking(victim) + 1
+            self._preempt(victim)
+
+    def _with_pages(self, chosen: list[Slice], *, preempting: bool) -> list[Slice]:
+        """The slices for which pages could be had, which their sequences now hold."""
+        need = sum(_missing(piece) for piece in chosen)
+        if need > self.pages.available:
+            chosen.sort(key=lambda piece: piece.sequence.order)
+        kept: list[Slice] = []
+        for piece in chosen:
+            missing = _missing(piece)
+            if missing and not self._make_available(missing, piece.sequence, preempting=preempting):
+                continue
+            if piece.sequence in self.running:
+                piece.sequence.pages += [self.pages.take() for _ in range(missing)]
+                kept.append(piece)
+        return kept
+
+    def _make_available(self, pages: int, sequence: Sequence, *, preempting: bool) -> bool:
+        """Preempt from the last on until there are that many pages; the sequence itself, if it is the last."""
+        while self.pages.available < pages and sequence in self.running:
+            victim = self._last() if preempting else None
+            if victim is None:
+                return False
+            self._preempt(victim)
+        return sequence in self.running
+
+    def _last(self) -> Sequence | None:
+        return max((*self.running, *self.paused), key=_order, default=None)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Free its pages and let it wait; what is then still found of them need not be computed again."""
+        self.remove(sequence)
+        sequence.computed = 0
+        self.preemptions += 1
+        self.add(sequence)
 
 
-def _decodes(sequence: Sequence) -> bool:
-    return sequence.computed > 0 and sequence.computed == len(sequence.tokens) - 1
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order
+
+
+def _link(sequence: Sequence, index: int) -> tuple[int, tuple[int, ...]]:
+    """What a sequence's full page is known by: the page before it, and its tokens."""
+    return _before(sequence, index), tuple(sequence.tokens[index * PAGE_TOKENS : (index + 1) * PAGE_TOKENS])
+
+
+def _before(sequence: Sequence, index: int) -> int:
+    """The page before that one; keys rotated otherwise are another beginning."""
+    return sequence.pages[index - 1] if index else BEGINNING - sequence.rotation_offset
+
+
+def _missing(piece: Slice) -> int:
+    return pages_for(piece.start + piece.count) - len(piece.sequence.pages)
+
+
+def _lacking(sequence: Sequence) -> int:
+    """Pages that it needs for the tokens it has, and does not hold yet."""
+    return max(0, pages_for(len(sequence.tokens)) - len(sequence.pages))

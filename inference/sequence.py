@@ -17,8 +17,10 @@ class Sequence:
     """A request, its tokens so far, and where they lie in the cache.
 
     tokens: prompt and output. computed: how many of them are in the cache; when it is one short of all, the sequence
-    decodes, otherwise it is still in prefill. rotation_offset: added to positions where the rotary tables are read, for
-    a sequence whose length asks for others (longrope).
+    decodes, otherwise it is in prefill. most_computed: the most that computed ever was, which falls back to 0 when the
+    sequence has to give up its pages. cached_prompt_tokens: of the prompt, found in the cache at the first attempt.
+    rotation_offset: added to positions where the rotary tables are read, for a sequence whose length asks for others
+    (longrope); such sequences share no pages with others.
     """
 
     request: GenerationRequest
@@ -34,7 +36,8 @@ class Sequence:
     computed: int = 0
     rotation_offset: int = 0
     pages: list[int] = field(default_factory=list)
-    reserved_pages: int = 0
+    most_computed: int = 0
+    cached_prompt_tokens: int = 0
     generator: Any = None
     text: list[str] = field(default_factory=list)
     submitted_at: float = field(default_factory=time.perf_counter)
@@ -101,6 +104,7 @@ class Sequence:
             finish_reason=reason,
             error=error,
             prompt_tokens=self.prompt_tokens,
+            cached_prompt_tokens=self.cached_prompt_tokens,
             output_tokens=self.output_tokens,
             queued_seconds=started - self.submitted_at,
             ttft_seconds=None if first is None else first - self.submitted_at,

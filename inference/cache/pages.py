@@ -1,13 +1,22 @@
-"""Pages of the key-value cache: who holds which, and the promise that nobody runs out midway.
+"""Pages of the key-value cache: who holds which, and which hold the beginning of a prompt that may come again.
 
-A page holds PAGE_TOKENS tokens of every layer. A sequence is admitted only when the pages that it may need at worst
-(prompt and max_tokens) can be set aside, so a running sequence always finds its next page: no deadlock, no
-out-of-memory, no preemption needed.
+A page holds PAGE_TOKENS tokens of every layer. What it holds depends on its own tokens and on all tokens before them,
+so a full page is known by the page before it and its tokens: a chain, looked up link by link. Sequences that begin
+alike hold the same pages; a page that nobody holds any more is kept for the next one until its room is needed.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+
 PAGE_TOKENS = 32
+
+# Pages that nobody holds are kept up to this many, or to this share of all where that is more.
+KEPT_PAGES = 1024
+KEPT_SHARE = 4
+
+BEGINNING = -1  # stands for the page before a prompt's first; so do lower numbers, for beginnings apart from this one
 
 
 def pages_for(tokens: int) -> int:
@@ -15,36 +24,134 @@ def pages_for(tokens: int) -> int:
     return -(-tokens // PAGE_TOKENS)
 
 
-class PagePool:
-    """A fixed number of pages. Freed pages are reused first, so that memory once touched stays warm."""
+def _leave(_: list[int]) -> None:
+    """For a pool without memory behind it."""
 
-    def __init__(self, total: int) -> None:
+
+class PagePool:
+    """A fixed number of pages, each free, held by one or more sequences, or idle: shared, and held by nobody.
+
+    total: pages. clear: zeroes pages, for those that may hold NaN. keep: idle pages at most.
+    Freed pages are reused first, so that memory once touched stays warm.
+    """
+
+    def __init__(self, total: int, clear: Callable[[list[int]], None] = _leave, keep: int | None = None) -> None:
         self.total = total
+        self.most_held = 0
+        self._clear = clear
+        self._keep = max(KEPT_PAGES, total // KEPT_SHARE) if keep is None else keep
         self._free = list(range(total - 1, -1, -1))
-        self._reserved = 0
+        self._holders = [0] * total
+        self._idle: dict[int, None] = {}  # the least recently used first
+        # A shared page's identity is a number that no other page ever gets, so that a chain whose link was given up
+        # is broken for good, and equal keys mean equal tokens from the very first.
+        self._identities = itertools.count()
+        self._identity: dict[int, int] = {}
+        self._key: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._shared: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._spoiled: set[int] = set()
 
     @property
     def used(self) -> int:
-        return self.total - len(self._free)
+        """Pages that sequences hold."""
+        return self.total - self.available
 
     @property
-    def unreserved(self) -> int:
-        """Pages that no sequence holds or may come to ask for."""
-        return self.total - self._reserved
+    def idle(self) -> int:
+        """Pages kept for prompts to come."""
+        return len(self._idle)
 
-    def reserve(self, pages: int) -> bool:
-        """Set pages aside for a sequence; False where they are not to be had now."""
-        if pages > self.unreserved:
-            return False
-        self._reserved += pages
-        return True
+    @property
+    def available(self) -> int:
+        """Pages that can be taken: free or idle."""
+        return len(self._free) + len(self._idle)
+
+    def holders(self, page: int) -> int:
+        return self._holders[page]
 
     def take(self) -> int:
-        """One of the pages set aside."""
-        return self._free.pop()
+        """A page of one's own; gives up the least recently used idle one where none is free. Needs `available`."""
+        if not self._free:
+            self._give_up(next(iter(self._idle)))
+        page = self._free.pop()
+        self._holders[page] = 1
+        self.most_held = max(self.most_held, self.used)
+        return page
 
-    def release(self, held: list[int], reserved: int) -> None:
-        """Give back the pages held, and what was set aside for their holder."""
-        self._free.extend(reversed(held))
-        held.clear()
-        self._reserved -= reserved
+    def find(self, before: int, tokens: tuple[int, ...]) -> int | None:
+        """The shared page with these tokens after the page `before`, or at a BEGINNING; not yet held."""
+        identity = before if before <= BEGINNING else self._identity.get(before)
+        return None if identity is None else self._shared.get((identity, tokens))
+
+    def is_idle(self, page: int) -> bool:
+        return page in self._idle
+
+    def hold(self, page: int) -> None:
+        """Hold a page that `find` found."""
+        self._idle.pop(page, None)
+        self._holders[page] += 1
+        self.most_held = max(self.most_held, self.used)
+
+    def share(self, page: int, before: int, tokens: tuple[int, ...]) -> int:
+        """Let others find a full page. Returns the page to hold from now on: another one if it has the same content.
+
+        Where the page before is not shared (any more), this one is not either.
+        """
+        identity = before if before <= BEGINNING else self._identity.get(before)
+        if identity is None or page in self._identity or page in self._spoiled:
+            return page
+        key = (identity, tokens)
+        same = self._shared.get(key)
+        if same is not None:
+            self.hold(same)
+            self.release([page])
+            return same
+        self._shared[key] = page
+        self._key[page] = key
+        self._identity[page] = next(self._identities)
+        return page
+
+    def spoil(self, pages: list[int]) -> None:
+        """These may hold NaN: nobody finds them any more, and they are zeroed when their last holder leaves.
+
+        NaN would otherwise pass even through masked attention to a page's next holder.
+        """
+        for page in pages:
+            self._forget(page)
+        self._spoiled.update(pages)
+
+    def release(self, pages: list[int]) -> None:
+        """Let go of pages, in the order of a sequence. Empties the list.
+
+        The last come to be idle first, so that a chain is given up from its end.
+        """
+        for page in reversed(pages):
+            self._holders[page] -= 1
+            if self._holders[page]:
+                continue
+            if page in self._spoiled:
+                self._spoiled.discard(page)
+                self._clear([page])
+            if page in self._identity:
+                self._idle[page] = None
+            else:
+                self._free.append(page)
+        pages.clear()
+        while len(self._idle) > self._keep:
+            self._give_up(next(iter(self._idle)))
+
+    def forget_idle(self) -> None:
+        """Free every page that nobody holds."""
+        while self._idle:
+            self._give_up(next(iter(self._idle)))
+
+    def _give_up(self, page: int) -> None:
+        del self._idle[page]
+        self._forget(page)
+        self._free.append(page)
+
+    def _forget(self, page: int) -> None:
+        key = self._key.pop(page, None)
+        if key is not None:
+            del self._shared[key]
+            del self._identity[page]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,15 +128,16 @@ class Decoder:
         head = 0 if self._head is None else self._head.nbytes
         return sum(layer.nbytes for layer in self._layers) + head + self._embedding.nbytes
 
-    def forward(self, batch: StepBatch, cache: KeyValueCache) -> Rows:
+    def forward(self, batch: StepBatch, cache: KeyValueCache, between_layers: Callable[[], None] | None = None) -> Rows:
         """Compute a step: keys and values of its rows go into the cache; returns logits of `batch.logit_rows`.
 
+        between_layers is called before each layer, and may itself run a step of other sequences.
         Logits: float32 [L, vocab], to be multiplied by the scales [L] where those are not None. StoreError where the
         model has no head.
         """
         if self._head is None:
             raise StoreError(self.config.architecture, "has no head: it gives embeddings, and generates no tokens")
-        x = self._run(batch, cache)
+        x = self._run(batch, cache, between_layers)
         rows = self.kernels.norm(x[batch.logit_rows], self._final_norm)
         logits = self._head(rows)
         if self.config.logit_softcap:
@@ -146,7 +148,9 @@ class Decoder:
         """Compute a step; returns the last layer's states of all rows, normed: float32 [M, H]. For embeddings."""
         return self.kernels.norm_exact(self._run(batch, cache), self._final_norm)
 
-    def _run(self, batch: StepBatch, cache: KeyValueCache) -> torch.Tensor:
+    def _run(
+        self, batch: StepBatch, cache: KeyValueCache, between_layers: Callable[[], None] | None = None
+    ) -> torch.Tensor:
         """The residual stream after the last layer, float32 [M, H]."""
         kernels = self.kernels
         x = self._embedding(batch.token_ids)  # float32 [M, H]
@@ -154,6 +158,8 @@ class Decoder:
             x.mul_(self.config.embedding_scale)
         rows = kernels.norm(x, self._layers[0].attention_norm)
         for index, layer in enumerate(self._layers):
+            if between_layers is not None:
+                between_layers()
             pages, shape = cache.layers[index], layer.shape
             y, scales = layer.qkv(rows)
             q = kernels.rotate_and_store(
