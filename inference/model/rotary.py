@@ -79,12 +79,3 @@ def _yarn(frequencies: torch.Tensor, theta: float, scaling: RopeScaling) -> torc
     ramp = (torch.arange(half, dtype=torch.float32) - low) / (high - low if high != low else 0.001)
     share = ramp.clamp(0, 1)
     return frequencies / scaling.factor * share + frequencies * (1 - share)
-
-
-def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
-    """What multiplies cosines and sines where the model does not say (arXiv 2309.00071, section 3.4)."""
-
-    def grown(by: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
-
-    return grown(mscale) / grown(mscale_all_dim) if mscale and mscale_all_dim else grown(1.0)

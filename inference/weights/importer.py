@@ -14,7 +14,7 @@ import numpy as np
 from inference.quant import groupwise
 from inference.quant.groupwise import Array, GroupwiseTensor, check_finite, dequantize, fitting_group
 from inference.weights.manifest import StoreManifest
-from inference.weights.sources import ModelSource, Weights, open_source, tensor_shapes
+from inference.weights.sources import ModelSource, Weights, open_source
 from inference.weights.store import StoreWriter, bfloat16_to_float32, float32_to_bfloat16, write_manifest, writing_store
 
 Quantize = Literal["keep", "int4", "int8", "bf16"]
@@ -65,7 +65,7 @@ def _write_tensors(
     group_size: int,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    plan = list(tensor_shapes(origin.config))
+    plan = origin.plan()
     total, done = sum(math.prod(shape) for _, _, shape in plan), 0
     for file, entries in groupby(plan, key=lambda entry: entry[0]):
         with writer.file(file) as out:

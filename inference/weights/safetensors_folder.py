@@ -120,12 +120,18 @@ class SafetensorsFolder:
             raise ModelFormatError(found.file, f"tensor {name!r}", f"is {found.kind}; {', '.join(_DTYPES)} are read")
         return found
 
-    def floats(self, tensor: SafeTensor) -> Array:
-        """The tensor in its own precision: float32, float16, or uint16 holding bfloat16 bits."""
+    def floats(self, tensor: SafeTensor, start: int = 0, count: int | None = None) -> Array:
+        """The tensor in its own precision: float32, float16, or uint16 holding bfloat16 bits.
+
+        With `count`, only that many rows (of the last dimension) from row `start` on, as a matrix.
+        """
         dtype, _ = _DTYPES[tensor.kind]
+        width = tensor.shape[-1] if tensor.shape else 1
+        row = width * np.dtype(dtype).itemsize
+        wanted = tensor.nbytes if count is None else count * row
         with tensor.file.open("rb") as file:
-            file.seek(tensor.offset)
-            data = file.read(tensor.nbytes)
-        if len(data) != tensor.nbytes:
+            file.seek(tensor.offset + start * row)
+            data = file.read(wanted)
+        if len(data) != wanted:
             raise ModelFormatError(tensor.file, f"tensor {tensor.name!r}", "the file shrank while it was read")
-        return np.frombuffer(data, dtype=dtype).reshape(tensor.shape)
+        return np.frombuffer(data, dtype=dtype).reshape(tensor.shape if count is None else (count, width))

@@ -1,0 +1,21 @@
+"""What an import reads from: one interface, a GGUF file or a Hugging Face folder behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from inference.errors import ModelFormatError
+from inference.weights.sources.folder_source import FolderSource
+from inference.weights.sources.gguf_source import GGUFSource
+from inference.weights.sources.tensors import ModelSource, Weights, tensor_shapes
+
+__all__ = ["FolderSource", "GGUFSource", "ModelSource", "Weights", "open_source", "tensor_shapes"]
+
+
+def open_source(path: Path) -> ModelSource:
+    """The source at that path. ModelFormatError where it is neither a GGUF file nor a folder with config.json."""
+    if path.is_dir():
+        return FolderSource(path)
+    if path.is_file():
+        return GGUFSource(path)
+    raise ModelFormatError(path, "path", "does not exist; a GGUF file or a Hugging Face folder is expected")
