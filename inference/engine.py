@@ -205,6 +205,7 @@ class Engine:
             _contained(on_token) if on_token is not None else None,
             _contained(on_finish),
         )
+        sequence.rotation_offset = self.manifest.config.rotation_offset(sequence.prompt_tokens + sequence.max_tokens)
         with self._changed:
             self._inbox.append(sequence)
             self._changed.notify_all()
@@ -364,6 +365,8 @@ class Engine:
         request, count = sequence.request, sequence.prompt_tokens
         if request.request_id in self._active:
             return f"request_id: {request.request_id!r} is in use by a request that has not ended"
+        if not config.has_head:
+            return "model: has no head; it gives embeddings and generates no tokens"
         if count == 0:
             return "prompt: is empty; at least one token is needed"
         if count >= self.max_context:

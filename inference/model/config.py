@@ -150,6 +150,20 @@ class DecoderConfig:
         """Leading elements of a head that are rotated."""
         return self.rotary_dim or self.head_dim
 
+    @property
+    def has_long_context(self) -> bool:
+        """Whether rotation differs for sequences that outgrow the original context."""
+        scaling = self.rope_scaling
+        return scaling is not None and scaling.kind == "longrope" and scaling.original_max_context < self.max_context
+
+    def rotation_offset(self, tokens: int) -> int:
+        """Where the rotary tables of a sequence begin that may come to that many tokens (see RotaryTable).
+
+        Told from the most it may come to, and so the same from its first token to its last.
+        """
+        outgrows = self.rope_scaling is not None and tokens > self.rope_scaling.original_max_context
+        return self.max_context if self.has_long_context and outgrows else 0
+
     def layer(self, index: int) -> LayerShape:
         """What layer `index` looks like."""
         return LayerShape(

@@ -28,12 +28,6 @@ def rotary_tables(config: DecoderConfig) -> list[RotaryTable]:
     return tables
 
 
-def has_long_context(config: DecoderConfig) -> bool:
-    """Whether rotation differs for sequences that outgrow the original context."""
-    scaling = config.rope_scaling
-    return scaling is not None and scaling.kind == "longrope" and scaling.original_max_context < config.max_context
-
-
 def _table(config: DecoderConfig, theta: float, scaling: RopeScaling | None) -> RotaryTable:
     exponents = torch.arange(0, config.rotated, 2, dtype=torch.float32) / config.rotated
     frequencies = 1.0 / (theta**exponents)  # [rotated / 2]
@@ -41,7 +35,7 @@ def _table(config: DecoderConfig, theta: float, scaling: RopeScaling | None) -> 
     if scaling is None:
         angles = positions * frequencies
         return RotaryTable(angles.cos(), angles.sin())
-    choices = [scaling.short_factors, scaling.long_factors] if has_long_context(config) else [scaling.short_factors]
+    choices = [scaling.short_factors, scaling.long_factors] if config.has_long_context else [scaling.short_factors]
     angles = torch.cat([positions * _stretched(frequencies, theta, scaling, factors) for factors in choices])
     return RotaryTable(angles.cos() * scaling.attention_factor, angles.sin() * scaling.attention_factor)
 

@@ -18,7 +18,6 @@ from inference.kernels.reference import ReferenceKernels
 from inference.model.batch import build_batch
 from inference.model.config import DecoderConfig
 from inference.model.decoder import Decoder
-from inference.model.rotary import has_long_context
 from inference.request import GenerationRequest
 from inference.scheduler import Slice
 from inference.sequence import new_sequence
@@ -130,22 +129,26 @@ def kernels_of(kind: str, config: DecoderConfig, compute: Any) -> Kernels:
         pytest.skip(str(error))
 
 
-def logits_of(decoder: Decoder, prompts: list[list[int]], piece: int) -> list[torch.Tensor]:
-    """Logits of every position of every prompt, [T, vocab] each, computed together in pieces of that many tokens."""
-    config = decoder.config
-    cache, pages = KeyValueCache(config, 16, PAGE_TOKENS, torch.float32), PagePool(16)
-    sequences = []
+def slices_of(prompts: list[list[int]], config: DecoderConfig) -> list[Slice]:
+    """Each prompt whole."""
+    pages, slices = PagePool(16), []
     for prompt in prompts:
         request = GenerationRequest("r", tuple(prompt), SamplingParams())
         sequence = new_sequence(request, 0, 1, None, None, lambda completion: None)
         sequence.pages = [pages.take() for _ in range(pages_for(len(prompt)))]
-        if has_long_context(config) and config.rope_scaling and len(prompt) > config.rope_scaling.original_max_context:
-            sequence.rotation_offset = config.max_context
-        sequences.append(sequence)
+        sequence.rotation_offset = config.rotation_offset(len(prompt))
+        slices.append(Slice(sequence, 0, len(prompt)))
+    return slices
+
+
+def logits_of(decoder: Decoder, prompts: list[list[int]], piece: int) -> list[torch.Tensor]:
+    """Logits of every position of every prompt, [T, vocab] each, computed together in pieces of that many tokens."""
+    cache = KeyValueCache(decoder.config, 16, PAGE_TOKENS, torch.float32)
+    whole = slices_of(prompts, decoder.config)
     collected: list[list[torch.Tensor]] = [[] for _ in prompts]
     for start in range(0, max(map(len, prompts)), piece):
         owners = [index for index, prompt in enumerate(prompts) if start < len(prompt)]
-        slices = [Slice(sequences[i], start, min(piece, len(prompts[i]) - start)) for i in owners]
+        slices = [Slice(whole[i].sequence, start, min(piece, len(prompts[i]) - start)) for i in owners]
         batch = build_batch(slices)
         object.__setattr__(batch, "logit_rows", torch.arange(len(batch.token_ids)))
         with torch.inference_mode():
@@ -227,6 +230,23 @@ def test_an_older_stores_manifest_keeps_its_digest(tmp_path: Path) -> None:
     assert set(written["config"]["rope_scaling"]) == {
         *("kind", "factor", "low_freq_factor", "high_freq_factor", "original_max_context")
     }
+
+
+def test_a_base_model_without_a_head_is_read_for_embeddings(tmp_path: Path) -> None:
+    model = make_model("qwen3", tie_word_embeddings=False)
+    model.model.save_pretrained(tmp_path / "model")
+    config = import_model(tmp_path / "model", tmp_path / "store").config
+    assert not config.has_head
+    decoder = Decoder.load(tmp_path / "store", "fp32", ReferenceKernels(config, "fp32"))
+    prompt = PROMPTS[1]
+    batch = build_batch(slices_of([prompt], config))
+    with torch.inference_mode():
+        ours = decoder.states(batch, KeyValueCache(config, 16, PAGE_TOKENS, torch.float32))
+        theirs = model.model(torch.tensor([prompt])).last_hidden_state[0]
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    engine = Engine.load(tmp_path / "store", threads=1, max_batch=4, memory_bytes=256 * 1024**2)
+    (completion,) = engine.generate([prompt], SamplingParams(max_tokens=4))
+    assert completion.finish_reason == "error" and "no head" in str(completion.error)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "phi3, longrope", "qwen3 moe"])
