@@ -16,11 +16,14 @@ from typing import TypeVar
 
 import torch
 
-from inference.cache.pages import pages_for
+from inference.cache.pages import PAGE_TOKENS, pages_for
 from inference.errors import StoreError
 from inference.loading import ComputeChoice, LoadedModel, load_model, workspace_bytes
 from inference.model.batch import build_batch
 from inference.parallelism import ThreadGovernor
+from inference.planner.meter import RunReport, StepMeter
+from inference.planner.peaks import HostPeaks, host_peaks
+from inference.planner.work import WorkFormula, model_matrices
 from inference.request import Completion, FinishReason, GenerationRequest, InvalidRequest, SamplingParams, TokenEvent
 from inference.sampling import choose_tokens
 from inference.scheduler import CHUNK_TOKENS, Scheduler, Slice
@@ -111,6 +114,14 @@ class Engine:
         self._ended: Counter[FinishReason] = Counter()
         self._step_priority = 0  # of the most urgent sequence in the step at hand
         self._ahead_seconds = self._ahead_processor_seconds = 0.0  # spent on other steps within the step at hand
+        self._meter = StepMeter()
+        self._work = WorkFormula.of(
+            model.manifest.config,
+            layer_bytes=model.decoder.layer_nbytes,
+            head_bytes=model.decoder.head_nbytes,
+            token_cache_bytes=self.cache_page_bytes / PAGE_TOKENS,
+        )
+        self._peaks: HostPeaks | None = None
 
     @classmethod
     def load(
@@ -281,6 +292,32 @@ class Engine:
                 threads_now=self._governor.threads,
             )
 
+    def peaks(self, *, measure: bool = True, again: bool = False) -> HostPeaks | None:
+        """What this host reaches at most in the engine's arithmetic: kept from before, else measured in some seconds.
+
+        measure=False: None instead of measuring. again: measure anew. Steps wait meanwhile.
+        """
+        if self._peaks is None or again:
+            decoder, threads = self._model.decoder, self._governor.limit
+            with self._stepping:
+                self._peaks = host_peaks(
+                    decoder.config, self._model.compute, decoder.kernels, threads=threads, measure=measure, again=again
+                )
+        return self._peaks
+
+    def report(self, *, since: int = 0) -> RunReport:
+        """The steps from number `since` (an earlier `stats().steps`) on, against the host's limit.
+
+        Measures nothing: what needs the host's peaks is None until `peaks` has been called once on this host.
+        """
+        config = self._model.decoder.config
+        return self._meter.report(self._work, self.peaks(measure=False), model_matrices(config), since=since)
+
+    def operations(self, prompt_tokens: int, output_tokens: int) -> int:
+        """Arithmetic operations of one request that is computed from its first token to its last."""
+        rows = prompt_tokens + output_tokens - 1
+        return self._work.operations(self._work.shape([(rows, rows)], output_tokens))
+
     def step(self) -> bool:
         """Compute one step of the running batch in the calling thread; False where there was nothing to do."""
         with self._stepping:
@@ -299,7 +336,7 @@ class Engine:
             processor_seconds = time.thread_time() - processor_started - self._ahead_processor_seconds
             if self._adapts:
                 self._governor.observe(seconds, processor_seconds)
-            self._account(slices, seconds)
+            self._account(slices, started, seconds)
             self._deliver(slices, tokens)
             return True
 
@@ -316,7 +353,7 @@ class Engine:
             part_started = time.perf_counter()
             tokens = self._compute(slices)
             if tokens is not None:
-                self._account(slices, time.perf_counter() - part_started)
+                self._account(slices, part_started, time.perf_counter() - part_started)
                 self._deliver(slices, tokens)
         self._ahead_seconds += time.perf_counter() - started
         self._ahead_processor_seconds += time.thread_time() - processor_started
@@ -402,12 +439,16 @@ class Engine:
                 self._finish(piece.sequence, "error", f"the step failed: {type(error).__name__}: {error}")
             return None
 
-    def _account(self, slices: list[Slice], seconds: float) -> None:
-        rows = sum(piece.count for piece in slices)
+    def _account(self, slices: list[Slice], started: float, seconds: float) -> None:
+        lengths = [(piece.count, piece.start + piece.count) for piece in slices]
+        shape = self._work.shape(lengths, sum(piece.yields_token for piece in slices))
+        prefill_rows = 0
         for piece in slices:
-            piece.sequence.compute_seconds += seconds * piece.count / rows
-            prompt_left = max(0, piece.sequence.prompt_tokens - piece.start)
-            self._prefill_tokens += min(piece.count, prompt_left)
+            piece.sequence.compute_seconds += seconds * piece.count / shape.rows
+            prefill_rows += min(piece.count, max(0, piece.sequence.prompt_tokens - piece.start))
+        ended = time.perf_counter()
+        self._meter.record(started, ended, seconds, shape, sequences=len(slices), prefill_rows=prefill_rows)
+        self._prefill_tokens += prefill_rows
         self._steps += 1
         self._sequence_steps += len(slices)
         self._busy_seconds += seconds

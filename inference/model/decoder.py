@@ -125,8 +125,17 @@ class Decoder:
     @property
     def nbytes(self) -> int:
         """Bytes that the weights hold in memory."""
-        head = 0 if self._head is None else self._head.nbytes
-        return sum(layer.nbytes for layer in self._layers) + head + self._embedding.nbytes
+        return self.layer_nbytes + self.head_nbytes + self._embedding.nbytes
+
+    @property
+    def layer_nbytes(self) -> int:
+        """Bytes of all layers' matrices, which every step reads (of a mixture's, those of the experts chosen)."""
+        return sum(layer.nbytes for layer in self._layers)
+
+    @property
+    def head_nbytes(self) -> int:
+        """Bytes of the head, which a step reads where logits are wanted."""
+        return 0 if self._head is None else self._head.nbytes
 
     def forward(self, batch: StepBatch, cache: KeyValueCache, between_layers: Callable[[], None] | None = None) -> Rows:
         """Compute a step: keys and values of its rows go into the cache; returns logits of `batch.logit_rows`.

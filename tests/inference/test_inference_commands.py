@@ -1,4 +1,4 @@
-"""The command line, the benchmark's result line, and the baseline."""
+"""The command line and the baseline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 
 from inference.__main__ import main
 from inference.baseline import NaiveBaseline
-from inference.bench.__main__ import main as bench
 
 
 def test_generate_writes_the_text_as_it_comes(smollm2_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,21 +56,6 @@ def test_import_and_verify_tell_the_digest(
 def test_a_model_that_is_not_there_is_an_error_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--model", "/nowhere/model.gguf", "--prompt", "x"]) == 1
     assert "/nowhere/model.gguf: does not exist" in capsys.readouterr().err
-
-
-def test_the_benchmarks_line_has_the_keys_that_outsiders_compare(
-    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = tmp_path / "store"
-    main(["import", str(tiny_folder), str(store)])
-    capsys.readouterr()
-    sizes = ["--batch", "2", "3", "--prompt", "8", "--new", "4", "--threads", "1"]
-    assert bench(["resident", "--model", str(store), *sizes, "--json"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["batch"] for line in lines] == [2, 3]
-    for line in lines:
-        assert {"engine", "batch", "prompt", "new", "seconds", "output_tokens_per_s"} <= line.keys()
-        assert (line["engine"], line["prompt"], line["new"]) == ("penstock", 8, 4)
 
 
 def test_the_baseline_answers_as_transformers_does_and_says_in_what_it_computed(

@@ -43,7 +43,7 @@ def compiled_library(config: DecoderConfig) -> Path:
     if config.head_dim % 32:
         raise KernelsUnavailable(f"heads of {config.head_dim} elements are not handled; multiples of 32 are")
     defines = [f"-DHEAD_DIM={config.head_dim}", f"-DGROUP={config.group}", f"-DPAGE_TOKENS={PAGE_TOKENS}"]
-    key = hashlib.sha256("\n".join([compiler, *_FLAGS, *defines, _processor()]).encode())
+    key = hashlib.sha256("\n".join([compiler, *_FLAGS, *defines, processor_marks()]).encode())
     for source in (*SOURCES, *HEADERS):
         key.update(source.read_bytes())
     library = Path(platformdirs.user_cache_dir("penstock")) / "kernels" / f"{key.hexdigest()[:16]}.so"
@@ -69,7 +69,7 @@ def compiled_library(config: DecoderConfig) -> Path:
     return library
 
 
-def _processor() -> str:
+def processor_marks() -> str:
     """What -march=native depends on: a home folder may be shared by different machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -1,0 +1,217 @@
+"""What a run did, step by step, and how near it came to the host's limit."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from inference.planner.peaks import HostPeaks
+from inference.planner.work import Matrix, StepShape, WorkFormula
+
+STEPS_KEPT = 32_768
+TIMELINE_POINTS = 24
+
+_STEP = np.dtype(
+    [
+        ("started", np.float64),  # seconds, by the clock that also times steps
+        ("ended", np.float64),
+        ("seconds", np.float64),  # without urgent steps that were done in between
+        ("sequences", np.int32),
+        ("prefill_rows", np.int32),
+        ("rows", np.int32),
+        ("logit_rows", np.int32),
+        ("pairs", np.int64),
+        ("context_tokens", np.int64),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """A stretch of steps against the host's measured limit. Rates are a second of wall time, first to last step.
+
+    operations, bytes: by the formulas of `inference.planner.work`. roofline_seconds: the least time by the peaks, each
+    step at max(bytes / read rate, operations / peak operations). fraction_of_limit: that over the steps' measured
+    time. The shares add up to 1 over the wall time: what the roofline says memory and arithmetic need, `overhead` the
+    rest of the steps, `idle` the time between steps, when nothing was there to do or the caller held it up.
+    own_kernels_seconds: as roofline_seconds, but with the matrix products at the rate that the engine's own kernels
+    reach on the model's shapes at each step's rows. prefill and decode apart: a step that holds both is split by rows.
+    Fields that need the peaks are None where these were not measured.
+    """
+
+    steps: int
+    steps_left_out: int
+    wall_seconds: float
+    busy_seconds: float
+    prefill_tokens: int
+    decode_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    mean_batch_size: float
+    mean_rows: float
+    batch_size_over_time: tuple[tuple[float, float], ...]
+    operations: int
+    attention_operations: int
+    bytes: int
+    cache_bytes: int
+    operations_per_s: float
+    bytes_per_s: float
+    peak_operations_per_s: float | None
+    peak_bytes_per_s: float | None
+    roofline_seconds: float | None
+    own_kernels_seconds: float | None
+    fraction_of_limit: float | None
+    memory_share: float | None
+    arithmetic_share: float | None
+    overhead_share: float | None
+    idle_share: float
+    bound_by: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def line(self) -> str:
+        """One line for a person."""
+        said = (
+            f"{self.steps} steps of {self.mean_batch_size:.1f} sequences, prefill {self.prefill_tokens_per_s:.0f} and "
+            f"decode {self.decode_tokens_per_s:.0f} tokens/s, {self.operations_per_s / 1e9:.1f} G operations/s, "
+            f"{self.bytes_per_s / 1e9:.2f} GB/s"
+        )
+        if self.peak_operations_per_s is None or self.peak_bytes_per_s is None or self.fraction_of_limit is None:
+            return f"{said}; the host's peaks have not been measured"
+        return (
+            f"{said}; the host's peaks: {self.peak_operations_per_s / 1e9:.0f} G operations/s, "
+            f"{self.peak_bytes_per_s / 1e9:.1f} GB/s; {100 * self.fraction_of_limit:.0f} % of the limit, "
+            f"bound by {self.bound_by}"
+        )
+
+
+class StepMeter:
+    """Remembers the last STEPS_KEPT steps in a fixed block of memory. Written by the stepping thread only."""
+
+    def __init__(self) -> None:
+        self._steps = np.zeros(STEPS_KEPT, dtype=_STEP)
+        self.count = 0
+
+    def record(
+        self, started: float, ended: float, seconds: float, shape: StepShape, *, sequences: int, prefill_rows: int
+    ) -> None:
+        self._steps[self.count % STEPS_KEPT] = (
+            started,
+            ended,
+            seconds,
+            sequences,
+            prefill_rows,
+            shape.rows,
+            shape.logit_rows,
+            shape.pairs,
+            shape.context_tokens,
+        )
+        self.count += 1
+
+    def report(
+        self,
+        formula: WorkFormula,
+        peaks: HostPeaks | None,
+        matrices: tuple[Matrix, ...],
+        *,
+        since: int = 0,
+    ) -> RunReport:
+        """The steps from number `since` on, as far as they are kept. matrices: the model's."""
+        count = self.count
+        first = max(since, count - STEPS_KEPT, 0)
+        steps = self._steps[np.arange(first, count) % STEPS_KEPT]
+        return _report(steps, first - min(since, first), formula, peaks, matrices)
+
+
+def _report(
+    steps: Any,
+    left_out: int,
+    formula: WorkFormula,
+    peaks: HostPeaks | None,
+    matrices: tuple[Matrix, ...],
+) -> RunReport:
+    busy = float(steps["seconds"].sum())
+    wall = max(busy, float(steps["ended"].max() - steps["started"].min())) if len(steps) else 0.0
+    rows = np.maximum(steps["rows"], 1)
+    prefill_seconds = float((steps["seconds"] * steps["prefill_rows"] / rows).sum())
+    prefill = int(steps["prefill_rows"].sum())
+    decode = int(steps["rows"].sum()) - prefill
+    shapes = [
+        StepShape(int(step["rows"]), int(step["logit_rows"]), int(step["pairs"]), int(step["context_tokens"]))
+        for step in steps
+    ]
+    operations = sum(formula.operations(shape) for shape in shapes)
+    moved = sum(formula.bytes(shape) for shape in shapes)
+    memory = arithmetic = own = 0.0
+    for shape in shapes if peaks is not None else []:
+        assert peaks is not None
+        reading = formula.bytes(shape) / peaks.bytes_per_s_of(formula.bytes(shape))
+        computing = formula.operations(shape) / peaks.operations_per_s
+        if reading > computing:
+            memory += reading
+        else:
+            arithmetic += computing
+        products = formula.matrix_operations(shape) / peaks.matrix_operations_per_s(shape.rows, matrices)
+        own += max(reading, products + formula.attention_operations(shape) / peaks.operations_per_s)
+    roofline = memory + arithmetic
+    # Above 1 only where the peaks were measured on a busier host than the run's.
+    fraction = roofline / busy if busy else 0.0
+    spread = 1.0 / max(1.0, fraction)
+    shares = {
+        "memory": _ratio(memory * spread, wall),
+        "arithmetic": _ratio(arithmetic * spread, wall),
+        "overhead": _ratio(max(0.0, busy - roofline), wall),
+        "idle time": _ratio(wall - busy, wall),
+    }
+    known = peaks is not None
+    return RunReport(
+        steps=len(steps),
+        steps_left_out=left_out,
+        wall_seconds=wall,
+        busy_seconds=busy,
+        prefill_tokens=prefill,
+        decode_tokens=decode,
+        prefill_seconds=prefill_seconds,
+        decode_seconds=busy - prefill_seconds,
+        prefill_tokens_per_s=_ratio(prefill, prefill_seconds),
+        decode_tokens_per_s=_ratio(decode, busy - prefill_seconds),
+        mean_batch_size=float(steps["sequences"].mean()) if len(steps) else 0.0,
+        mean_rows=float(steps["rows"].mean()) if len(steps) else 0.0,
+        batch_size_over_time=_timeline(steps),
+        operations=operations,
+        attention_operations=sum(formula.attention_operations(shape) for shape in shapes),
+        bytes=round(moved),
+        cache_bytes=round(sum(formula.cache_bytes(shape) for shape in shapes)),
+        operations_per_s=_ratio(operations, wall),
+        bytes_per_s=_ratio(moved, wall),
+        peak_operations_per_s=peaks.operations_per_s if peaks is not None else None,
+        peak_bytes_per_s=peaks.bytes_per_s if peaks is not None else None,
+        roofline_seconds=roofline if known else None,
+        own_kernels_seconds=own if known else None,
+        fraction_of_limit=fraction if known else None,
+        memory_share=shares["memory"] if known else None,
+        arithmetic_share=shares["arithmetic"] if known else None,
+        overhead_share=shares["overhead"] if known else None,
+        idle_share=shares["idle time"],
+        bound_by=max(shares, key=lambda name: shares[name]) if known and len(steps) else "not known",
+    )
+
+
+def _timeline(steps: Any) -> tuple[tuple[float, float], ...]:
+    """(seconds since the first step, mean sequences) over at most TIMELINE_POINTS equal stretches of steps."""
+    if not len(steps):
+        return ()
+    points = []
+    for part in np.array_split(steps, min(TIMELINE_POINTS, len(steps))):
+        elapsed = float(part["started"].min() - steps["started"].min())
+        points.append((round(elapsed, 3), round(float(part["sequences"].mean()), 1)))
+    return tuple(points)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0

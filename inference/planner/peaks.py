@@ -1,0 +1,220 @@
+"""What this host can do at most, measured: memory read, matrix products and attention. Once a host, kept in a cache.
+
+A peak is the best of several tries: whatever else runs can only make a try slower. A peak that was measured on a busy
+host is too low; measure again when the host is quiet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+
+from inference.kernels.base import Compute, Kernels
+from inference.kernels.native.build import HEADERS, SOURCES, processor_marks
+from inference.model import linear
+from inference.model.config import DecoderConfig
+from inference.planner.work import Matrix, model_matrices
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+WORKING_SETS = (4 * 2**20, 32 * 2**20, 128 * 2**20, 512 * 2**20)
+ROWS = (1, 64, 256)
+LARGE = 4096
+SECONDS_A_RATE = 0.15
+TRIES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRate:
+    """Bytes a second read from a buffer of that size: a small one lies in the processor's caches."""
+
+    working_set_bytes: int
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixRate:
+    """Operations a second of one linear layer [rows, inputs] x [inputs, outputs] of the engine's own."""
+
+    rows: int
+    inputs: int
+    outputs: int
+    operations_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostPeaks:
+    """What was measured, and on what. `read` ascends by working set; `matrix`: the model's shapes and large ones."""
+
+    processor: str
+    threads: int
+    compute: str
+    kernels: str
+    measured_at: str
+    read: tuple[ReadRate, ...]
+    matrix: tuple[MatrixRate, ...]
+
+    @property
+    def bytes_per_s(self) -> float:
+        """From memory: the largest working set's rate."""
+        return self.read[-1].bytes_per_s
+
+    @property
+    def operations_per_s(self) -> float:
+        """The best of any shape."""
+        return max(rate.operations_per_s for rate in self.matrix)
+
+    def bytes_per_s_of(self, working_set_bytes: float) -> float:
+        """The rate of the smallest measured working set that holds that many bytes, else that of the largest."""
+        for rate in self.read:
+            if rate.working_set_bytes >= working_set_bytes:
+                return rate.bytes_per_s
+        return self.read[-1].bytes_per_s
+
+    def matrix_operations_per_s(self, rows: int, matrices: Iterable[Matrix]) -> float:
+        """Of the model's own matrices together, at the measured number of rows nearest below (else the least)."""
+        known = sorted({rate.rows for rate in self.matrix})
+        nearest = max((count for count in known if count <= rows), default=known[0])
+        rates = {(r.inputs, r.outputs): r.operations_per_s for r in self.matrix if r.rows == nearest}
+        weights = seconds = 0.0
+        for matrix in matrices:
+            weights += matrix.inputs * matrix.outputs * matrix.times
+            seconds += matrix.inputs * matrix.outputs * matrix.times / rates[matrix.inputs, matrix.outputs]
+        return weights / seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> HostPeaks:
+        return cls(
+            **data
+            | {
+                "read": tuple(ReadRate(**rate) for rate in data["read"]),
+                "matrix": tuple(MatrixRate(**rate) for rate in data["matrix"]),
+            }
+        )
+
+
+def host_peaks(
+    config: DecoderConfig,
+    compute: Compute,
+    kernels: Kernels,
+    *,
+    threads: int,
+    measure: bool = True,
+    again: bool = False,
+) -> HostPeaks | None:
+    """This host's peaks for a model's shapes, from the cache, else measured now (some seconds) and kept.
+
+    measure=False: None instead of measuring. again: measure whatever the cache holds. The cache is keyed by the
+    processor, the threads, the arithmetic, the kernels' source and the shapes.
+    """
+    place = _place(config, compute, kernels, threads)
+    if not again and place.is_file():
+        try:
+            return HostPeaks.from_dict(json.loads(place.read_text("utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            logger.warning("%s cannot be used (%s); measuring again", place, error)
+    if not (measure or again):
+        return None
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        peaks = _measure(config, compute, kernels, threads)
+    finally:
+        torch.set_num_threads(before)
+    _keep(place, peaks)
+    return peaks
+
+
+def _place(config: DecoderConfig, compute: Compute, kernels: Kernels, threads: int) -> Path:
+    code = [file.read_bytes() for file in (*SOURCES, *HEADERS, Path(linear.__file__))]
+    marks = [FORMAT, processor_marks(), threads, compute, kernels.name, torch.__version__, model_matrices(config)]
+    key = hashlib.sha256("\n".join(map(str, marks)).encode() + b"".join(code)).hexdigest()[:16]
+    return peaks_folder() / f"{key}.json"
+
+
+def peaks_folder() -> Path:
+    """Where measured peaks are kept."""
+    return Path(platformdirs.user_cache_dir("penstock")) / "peaks"
+
+
+def _keep(place: Path, peaks: HostPeaks) -> None:
+    """Write aside and rename; a cache that cannot be written costs a measurement, no more."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=place.parent, suffix=".part", delete=False, encoding="utf-8") as file:
+            json.dump(peaks.as_dict(), file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(file.name).rename(place)
+    except OSError as error:
+        logger.warning("the host's peaks could not be kept in %s: %s", place, error)
+
+
+def _measure(config: DecoderConfig, compute: Compute, kernels: Kernels, threads: int) -> HostPeaks:
+    with torch.inference_mode():
+        shapes = dict.fromkeys([*((m.inputs, m.outputs) for m in model_matrices(config)), (LARGE, LARGE)])
+        matrix = [rate for inputs, outputs in shapes for rate in _matrix_rates(inputs, outputs, compute, kernels)]
+        read = tuple(ReadRate(size, _read_rate(size)) for size in WORKING_SETS)
+    return HostPeaks(
+        processor=processor_marks().split("\n")[0].partition(":")[2].strip(),
+        threads=threads,
+        compute=compute,
+        kernels=kernels.name,
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        read=read,
+        matrix=tuple(matrix),
+    )
+
+
+def _matrix_rates(inputs: int, outputs: int, compute: Compute, kernels: Kernels) -> list[MatrixRate]:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn((outputs, inputs), generator=generator)
+    layer = linear.make_linear("peaks", weight, compute)
+    del weight
+    rates = []
+    for count in ROWS:
+        # The norm kernel makes rows of just the form that the layer takes, whatever the arithmetic.
+        rows = kernels.norm(torch.randn((count, inputs), generator=generator), torch.ones(inputs))
+        seconds = _best_seconds(partial(layer, rows))
+        rates.append(MatrixRate(count, inputs, outputs, 2 * count * inputs * outputs / seconds))
+    return rates
+
+
+def _read_rate(size: int) -> float:
+    """Bytes a second of the faster of two plain passes over a buffer: a sum, and a product with a short vector."""
+    width = 4096
+    buffer = torch.zeros((size // 4 // width, width))
+    vector = torch.ones(width)
+    return size / min(_best_seconds(buffer.sum), _best_seconds(lambda: torch.mv(buffer, vector)))
+
+
+def _best_seconds(act: Callable[[], object]) -> float:
+    act()
+    best = float("inf")
+    started = time.perf_counter()
+    enough, at_most = started + SECONDS_A_RATE, started + 5 * SECONDS_A_RATE
+    tries = 0
+    # A long try is a slow act, or one that was held up by others: then some more may still show the peak.
+    while not tries or started < enough or (tries < TRIES and started < at_most):
+        act()
+        finished = time.perf_counter()
+        best, started = min(best, finished - started), finished
+        tries += 1
+    return best
