@@ -17,7 +17,9 @@ from typing import TypeVar
 import torch
 
 from inference.cache.pages import PAGE_TOKENS, pages_for
+from inference.constrain import ConstraintCompiler
 from inference.errors import StoreError
+from inference.group import RequestGroup, new_group
 from inference.loading import ComputeChoice, LoadedModel, load_model, workspace_bytes
 from inference.model.batch import build_batch
 from inference.parallelism import ThreadGovernor
@@ -25,9 +27,9 @@ from inference.planner.meter import RunReport, StepMeter
 from inference.planner.peaks import HostPeaks, host_peaks
 from inference.planner.work import WorkFormula, model_matrices
 from inference.request import Completion, FinishReason, GenerationRequest, InvalidRequest, SamplingParams, TokenEvent
-from inference.sampling import choose_tokens
+from inference.sampling import Chosen, choose_tokens
 from inference.scheduler import CHUNK_TOKENS, Scheduler, Slice
-from inference.sequence import Sequence, new_sequence
+from inference.sequence import Sequence
 from inference.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -102,9 +104,11 @@ class Engine:
             model.pages, max_batch, token_budget, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes
         )
         self._arrivals = itertools.count()
-        self._inbox: deque[Sequence] = deque()
-        self._active: dict[str, Sequence] = {}
+        self._inbox: deque[RequestGroup] = deque()
+        self._active: dict[str, RequestGroup] = {}
         self._cancelled: list[Sequence] = []
+        tokenizer = model.tokenizer
+        self._constraints = ConstraintCompiler(tokenizer, model.manifest.config.vocab_size) if tokenizer else None
         self._changed = threading.Condition()  # guards _inbox, _active, _cancelled, _stopping
         self._stepping = threading.Lock()  # held by whoever runs a step
         self._thread: threading.Thread | None = None
@@ -206,19 +210,33 @@ class Engine:
         """Queue a request; returns at once, from any thread.
 
         The callbacks run on the thread that steps and should return soon; what they raise is logged and goes no
-        further. A request that cannot run (empty, too long, id in use) ends with finish_reason "error".
+        further. A request that cannot run (empty, too long, id in use, a constraint that makes no sense) ends with
+        finish_reason "error". A constraint is compiled here, in the calling thread, which may take a second.
         """
-        sequence = new_sequence(
+        sampling = request.sampling
+        constraint, refused = None, None
+        if sampling.constraint is not None:
+            try:
+                if self._constraints is None:
+                    raise InvalidRequest("constraint", "this model has no tokenizer, so no output can be constrained")
+                constraint = self._constraints.compile(sampling.constraint)
+            except InvalidRequest as error:
+                refused = str(error)
+        group = new_group(
             request,
-            next(self._arrivals),
-            min(request.sampling.max_tokens, max(1, self.max_context - len(request.prompt_token_ids))),
+            self._arrivals,
+            min(sampling.max_tokens, max(1, self.max_context - len(request.prompt_token_ids))),
             self._model.tokenizer,
+            constraint,
             _contained(on_token) if on_token is not None else None,
             _contained(on_finish),
         )
-        sequence.rotation_offset = self.manifest.config.rotation_offset(sequence.prompt_tokens + sequence.max_tokens)
+        group.refused = refused
+        for sequence in group.sequences:
+            longest = sequence.prompt_tokens + sequence.max_tokens
+            sequence.rotation_offset = self.manifest.config.rotation_offset(longest)
         with self._changed:
-            self._inbox.append(sequence)
+            self._inbox.append(group)
             self._changed.notify_all()
 
     def cancel(self, request_id: str) -> None:
@@ -226,11 +244,10 @@ class Engine:
         with self._changed:
             active = self._active.get(request_id)
             if active is not None:
-                active.cancelled = True
-                self._cancelled.append(active)
-            for sequence in self._inbox:
-                if sequence.request.request_id == request_id:
-                    sequence.cancelled = True
+                self._cancelled += active.running
+            for group in self._inbox:
+                if group.request.request_id == request_id:
+                    group.cancelled = True
             self._changed.notify_all()
 
     def generate(
@@ -373,33 +390,37 @@ class Engine:
         with self._changed:
             cancelled, self._cancelled = self._cancelled, []
         for sequence in cancelled:
-            if self._active.get(sequence.request.request_id) is sequence:
+            if sequence.ended is None:
                 self._finish(sequence, "cancelled")
 
     def _take_in(self) -> None:
         with self._changed:
             arrived = list(self._inbox)
             self._inbox.clear()
-            accepted: list[Sequence] = []
-            rejected: list[tuple[Sequence, str]] = []
-            for sequence in arrived:
-                reason = self._reason_to_reject(sequence)
+            accepted: list[RequestGroup] = []
+            rejected: list[tuple[RequestGroup, str]] = []
+            for group in arrived:
+                reason = self._reason_to_reject(group)
                 if reason is None:
-                    self._active[sequence.request.request_id] = sequence
-                    accepted.append(sequence)
-                    if sequence.cancelled:
-                        self._cancelled.append(sequence)
+                    self._active[group.request.request_id] = group
+                    accepted.append(group)
+                    if group.cancelled:
+                        self._cancelled += group.running
                 else:
-                    rejected.append((sequence, reason))
-        for sequence, reason in rejected:
-            self._ended["error"] += 1
-            sequence.on_finish(sequence.completion("error", reason))
-        for sequence in accepted:
-            self._scheduler.add(sequence)
+                    rejected.append((group, reason))
+        for group, reason in rejected:
+            for sequence in group.sequences:
+                sequence.end("error", reason)
+            self._report(group)
+        for group in accepted:
+            for sequence in group.sequences:
+                self._scheduler.add(sequence)
 
-    def _reason_to_reject(self, sequence: Sequence) -> str | None:
+    def _reason_to_reject(self, group: RequestGroup) -> str | None:
         config = self.manifest.config
-        request, count = sequence.request, sequence.prompt_tokens
+        request, count = group.request, len(group.request.prompt_token_ids)
+        if group.refused is not None:
+            return group.refused
         if request.request_id in self._active:
             return f"request_id: {request.request_id!r} is in use by a request that has not ended"
         if not config.has_head:
@@ -411,18 +432,24 @@ class Engine:
         wrong = next((token for token in request.prompt_token_ids if not 0 <= token < config.vocab_size), None)
         if wrong is not None:
             return f"prompt: token id {wrong} is not in the vocabulary of {config.vocab_size}"
-        need, total = pages_for(count + sequence.max_tokens), self._model.pages.total
+        for field, tokens in (
+            ("logit_bias", [token for token, _ in request.sampling.logit_bias]),
+            ("stop_token_ids", request.sampling.stop_token_ids),
+        ):
+            wrong = next((token for token in tokens if token >= config.vocab_size), None)
+            if wrong is not None:
+                return f"{field}: token id {wrong} is not in the vocabulary of {config.vocab_size}"
+        most = group.sequences[0].max_tokens
+        need, total = pages_for(count + most), self._model.pages.total
         if need > total:
             return (
-                f"prompt: {count} tokens and {sequence.max_tokens} to generate need {need} cache pages; the engine's "
+                f"prompt: {count} tokens and {most} to generate need {need} cache pages; the engine's "
                 f"memory holds {total}; ask for fewer tokens or give the engine more memory"
             )
         return None
 
-    def _compute(
-        self, slices: list[Slice], between_layers: Callable[[], None] | None = None
-    ) -> list[int | None] | None:
-        """The next token of each slice that yields one, None where the model made NaN.
+    def _compute(self, slices: list[Slice], between_layers: Callable[[], None] | None = None) -> list[Chosen] | None:
+        """The next token of each slice that yields one.
 
         No list if the step failed; its sequences have then ended.
         """
@@ -453,19 +480,20 @@ class Engine:
         self._sequence_steps += len(slices)
         self._busy_seconds += seconds
 
-    def _deliver(self, slices: list[Slice], tokens: list[int | None]) -> None:
+    def _deliver(self, slices: list[Slice], tokens: list[Chosen]) -> None:
         chosen = iter(tokens)
         for piece in slices:
             sequence, yields = piece.sequence, piece.yields_token
-            token = next(chosen) if yields else None
-            if yields and token is None:
-                self._finish(sequence, "error", "the model produced NaN for this request; its weights may be damaged")
+            choice = next(chosen) if yields else None
+            if choice is not None and choice.token is None:
+                self._finish(sequence, "error", choice.error)
                 continue
             self._scheduler.complete(piece)
-            if token is None:
+            if choice is None or choice.token is None:
                 continue
-            self._output_tokens += 1
-            ended = sequence.accept(token)
+            before = sequence.output_tokens
+            ended = sequence.accept(choice.token, choice.logprob)
+            self._output_tokens += sequence.output_tokens - before
             if ended is not None:
                 self._finish(sequence, ended)
 
@@ -473,10 +501,21 @@ class Engine:
         if reason == "error":
             self._model.pages.spoil(sequence.pages)
         self._scheduler.remove(sequence)
-        self._ended[reason] += 1
-        with self._changed:
-            self._active.pop(sequence.request.request_id, None)
-        sequence.on_finish(sequence.completion(reason, error))
+        sequence.end(reason, error)
+        group = sequence.group
+        if group.has_ended:
+            with self._changed:
+                self._active.pop(group.request.request_id, None)
+            self._report(group)
+        elif reason == "error":
+            # One sample's trouble is the whole request's.
+            with self._changed:
+                self._cancelled += group.running
+
+    def _report(self, group: RequestGroup) -> None:
+        completion = group.completion()
+        self._ended[completion.finish_reason] += 1
+        group.on_finish(completion)
 
 
 def _contained(callback: Callable[[Value], None]) -> Callable[[Value], None]:

@@ -49,3 +49,11 @@ class QuantizationError(InferenceError):
 
 class TemplateError(InferenceError):
     """A chat template that is missing, broken, or that refuses the messages given."""
+
+
+class ConstraintFailed(InferenceError):
+    """A constraint that cannot be followed any further: its limits are reached, or it allows no token at all."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"constraint: {message}")
+        self.message = message

@@ -11,12 +11,11 @@ import torch
 
 from inference.cache.pages import PAGE_TOKENS, pages_for
 from inference.errors import InvalidRequest
+from inference.group import lone_sequence
 from inference.kernels.base import Compute
 from inference.loading import ComputeChoice, LoadedModel, load_model
 from inference.model.batch import build_batch
-from inference.request import GenerationRequest, SamplingParams
 from inference.scheduler import CHUNK_TOKENS, Slice
-from inference.sequence import new_sequence
 from inference.tokenizer import Tokenizer
 
 # Logits of one piece, in float32 elements: 64 MB whatever the vocabulary.
@@ -56,8 +55,7 @@ class Scorer:
         wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)
         if wrong is not None:
             raise InvalidRequest("tokens", f"token id {wrong} is not in the vocabulary of {vocabulary}")
-        request = GenerationRequest("score", tuple(tokens), SamplingParams(max_tokens=1))
-        sequence = new_sequence(request, 0, 1, None, None, lambda completion: None)
+        sequence = lone_sequence(tokens)
         # This scorer is the cache's only user, so its pages need no pool; each text writes over the one before.
         sequence.pages = list(range(pages_for(len(tokens))))
         step = max(PAGE_TOKENS, min(CHUNK_TOKENS, _PIECE_ELEMENTS // vocabulary) // PAGE_TOKENS * PAGE_TOKENS)

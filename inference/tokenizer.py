@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
+from inference.control_tokens import ControlTokens
 from inference.errors import StoreError, TemplateError
 from inference.weights.tokenizer_files import SETTINGS_NAME, TOKENIZER_NAME
 
@@ -29,6 +31,7 @@ def _byte_of_character() -> dict[str, int]:
 
 
 _BYTES = _byte_of_character()
+_BYTE_FALLBACK = re.compile("<0x[0-9A-F]{2}>")
 
 
 class Tokenizer:
@@ -43,7 +46,10 @@ class Tokenizer:
         self.vocab_size: int = fast.get_vocab_size(with_added_tokens=True)
         self.is_byte_level: bool = json.loads(fast.to_str()).get("decoder", {}).get("type") == "ByteLevel"
         self._pieces: dict[int, bytes] = {}
-        self._special = {token for token, added in fast.get_added_tokens_decoder().items() if added.special}
+        added = fast.get_added_tokens_decoder()
+        self._special = {token for token, entry in added.items() if entry.special}
+        controls = {entry.content: token for token, entry in added.items() if _is_control(entry, self._bos, self._eos)}
+        self._controls = ControlTokens(fast, controls) if controls else None
         self._template: Any = None
 
     @classmethod
@@ -69,6 +75,11 @@ class Tokenizer:
         text: str = self._fast.decode(list(ids), skip_special_tokens=True)
         return text
 
+    def to_json(self) -> str:
+        """The whole tokenizer as tokenizer.json has it."""
+        text: str = self._fast.to_str()
+        return text
+
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special
 
@@ -85,6 +96,21 @@ class Tokenizer:
                 known = token.encode()
             self._pieces[token_id] = known
         return known
+
+    def shown(self, token_id: int) -> tuple[str, tuple[int, ...]]:
+        """A token's own text and bytes, a special one's name. Bytes that are no UTF-8 become U+FFFD in the text."""
+        token = self._fast.id_to_token(token_id)
+        if token is None:
+            return "", ()
+        if token_id in self._special:
+            raw = token.encode()
+        elif self.is_byte_level:
+            raw = self.piece(token_id)
+        elif _BYTE_FALLBACK.fullmatch(token):
+            raw = bytes([int(token[3:5], 16)])
+        else:
+            raw = token.replace("\u2581", " ").encode()
+        return raw.decode("utf-8", errors="replace"), tuple(raw)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
         """The prompt text of a conversation, by the model's own template.
@@ -108,7 +134,13 @@ class Tokenizer:
         return text
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's turn. The template brings its own start token."""
+        """Token ids of a conversation, ready for the assistant's turn. The template brings its own start token.
+
+        Only the template makes control tokens. Where a message holds the text of one, such as `<|im_end|>`, that text
+        is encoded like any other and ends no turn.
+        """
+        if self._controls is not None and self._controls.found_in(messages):
+            return self._controls.encode(messages, self.render_chat)
         ids: list[int] = self._fast.encode(self.render_chat(messages), add_special_tokens=False).ids
         return ids
 
@@ -132,6 +164,12 @@ class Tokenizer:
             return environment.from_string(self._template_text)
         except JinjaTemplateError as error:
             raise TemplateError(f"the model's chat template cannot be read: {error}") from None
+
+
+def _is_control(entry: Any, bos: str, eos: str) -> bool:
+    """Whether an added token steers a conversation: it is special, or looks it though its model has not said so."""
+    text = entry.content
+    return bool(entry.special) or text in (bos, eos) or (text.startswith("<|") and text.endswith("|>"))
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

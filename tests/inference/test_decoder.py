@@ -12,22 +12,20 @@ import torch
 from inference import Engine, SamplingParams
 from inference.cache.pages import PAGE_TOKENS, PagePool, pages_for
 from inference.errors import ModelFormatError
+from inference.group import lone_sequence
 from inference.kernels.base import Kernels, KeyValueCache
 from inference.kernels.native import KernelsUnavailable, NativeKernels
 from inference.kernels.reference import ReferenceKernels
 from inference.model.batch import build_batch
 from inference.model.config import DecoderConfig
 from inference.model.decoder import Decoder
-from inference.request import GenerationRequest
 from inference.scheduler import Slice
-from inference.sequence import Sequence, new_sequence
+from inference.sequence import Sequence
 from inference.weights import StoreManifest, import_model
 
 
 def sequence_of(tokens: list[int], pages: PagePool) -> Sequence:
-    sequence = new_sequence(
-        GenerationRequest("r", tuple(tokens), SamplingParams()), 0, 1, None, None, lambda completion: None
-    )
+    sequence = lone_sequence(tokens)
     sequence.pages = [pages.take() for _ in range(pages_for(len(tokens)))]
     return sequence
 

@@ -12,15 +12,14 @@ import torch
 from inference import Engine, SamplingParams
 from inference.cache.pages import PAGE_TOKENS, PagePool, pages_for
 from inference.errors import ModelFormatError
+from inference.group import lone_sequence
 from inference.kernels.base import Kernels, KeyValueCache
 from inference.kernels.native import KernelsUnavailable, NativeKernels
 from inference.kernels.reference import ReferenceKernels
 from inference.model.batch import build_batch
 from inference.model.config import DecoderConfig
 from inference.model.decoder import Decoder
-from inference.request import GenerationRequest
 from inference.scheduler import Slice
-from inference.sequence import new_sequence
 from inference.weights import StoreManifest, import_model
 
 VOCABULARY = 320
@@ -133,8 +132,7 @@ def slices_of(prompts: list[list[int]], config: DecoderConfig) -> list[Slice]:
     """Each prompt whole."""
     pages, slices = PagePool(16), []
     for prompt in prompts:
-        request = GenerationRequest("r", tuple(prompt), SamplingParams())
-        sequence = new_sequence(request, 0, 1, None, None, lambda completion: None)
+        sequence = lone_sequence(prompt)
         sequence.pages = [pages.take() for _ in range(pages_for(len(prompt)))]
         sequence.rotation_offset = config.rotation_offset(len(prompt))
         slices.append(Slice(sequence, 0, len(prompt)))
