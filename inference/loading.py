@@ -20,6 +20,7 @@ from inference.kernels.reference import ReferenceKernels
 from inference.memory.budget import default_budget_bytes
 from inference.model.config import DecoderConfig
 from inference.model.decoder import Decoder
+from inference.model.foreign import ForeignCache, ForeignDecoder
 from inference.model.linear import fastest_compute
 from inference.scheduler import CHUNK_TOKENS
 from inference.tokenizer import Tokenizer
@@ -89,15 +90,17 @@ def load_model(
         raise MemoryBudgetError(
             f"a budget of {budget} bytes does not hold {manifest.parameters} weights in {chosen}: they need {least}"
         )
-    decoder = Decoder.load(store, chosen, choose_kernels(config, chosen))
     tokenizer = Tokenizer.load(store) if TOKENIZER_NAME in manifest.tokenizer_files else None
+    if config.is_foreign:
+        foreign = ForeignDecoder.open(store, config, chosen)
+        total = fitting_pages(config, foreign.page_bytes, budget - foreign.nbytes, max_batch, token_budget)
+        store_of_states = ForeignCache(foreign.shapes, total)
+        return LoadedModel(
+            manifest, foreign, tokenizer, store_of_states, PagePool(total, store_of_states.clear), chosen
+        )
+    decoder = Decoder.load(store, chosen, choose_kernels(config, chosen))
     dtype = _CACHE_DTYPES[chosen]
     total = cache_pages(config, dtype, budget - decoder.nbytes, max_batch, token_budget)
-    if total < 1:
-        raise MemoryBudgetError(
-            f"a budget of {budget} bytes leaves no room for a cache beside {decoder.nbytes} bytes of weights and "
-            f"{workspace_bytes(config, max_batch, token_budget)} bytes of workspace; allow more, or a smaller max_batch"
-        )
     cache = KeyValueCache(config, total, PAGE_TOKENS, dtype)
     return LoadedModel(manifest, decoder, tokenizer, cache, PagePool(total, cache.clear), chosen)
 
@@ -120,7 +123,21 @@ def workspace_bytes(config: DecoderConfig, max_batch: int, token_budget: int) ->
 
 
 def cache_pages(config: DecoderConfig, dtype: torch.dtype, free_bytes: int, max_batch: int, token_budget: int) -> int:
-    """Pages that fit into the free bytes; never more than max_batch sequences of full length can use."""
+    """`fitting_pages` of this model's cache in that type."""
     page_bytes = 2 * config.layers * config.kv_size * PAGE_TOKENS * dtype.itemsize
-    fitting = (free_bytes - workspace_bytes(config, max_batch, token_budget)) // page_bytes
+    return fitting_pages(config, page_bytes, free_bytes, max_batch, token_budget)
+
+
+def fitting_pages(config: DecoderConfig, page_bytes: int, free_bytes: int, max_batch: int, token_budget: int) -> int:
+    """Pages that fit into the free bytes; never more than max_batch sequences of full length can use.
+
+    MemoryBudgetError where not one does.
+    """
+    workspace = workspace_bytes(config, max_batch, token_budget)
+    fitting = (free_bytes - workspace) // page_bytes
+    if fitting < 1:
+        raise MemoryBudgetError(
+            f"the budget leaves no room for a cache: {max(0, free_bytes)} bytes are left beside the weights, for "
+            f"{workspace} bytes of workspace and pages of {page_bytes}; allow more, or a smaller max_batch"
+        )
     return int(min(fitting, max_batch * pages_for(config.max_context)))

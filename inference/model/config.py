@@ -10,6 +10,8 @@ Activation = Literal["silu", "gelu_tanh", "gelu"]
 RopeKind = Literal["linear", "llama3", "yarn", "longrope", "factors"]
 
 NO_ROTATION = -1
+FOREIGN = "transformers:"
+"""How the architecture's name begins where transformers' own code runs the model; its sizes are then approximate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,11 @@ class DecoderConfig:
     def group(self) -> int:
         """Query heads that share one key-value head."""
         return self.heads // self.kv_heads
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether transformers' own code runs the model."""
+        return self.architecture.startswith(FOREIGN)
 
     @property
     def query_scale(self) -> float:

@@ -21,7 +21,9 @@ Quantize = Literal["keep", "int4", "int8", "bf16"]
 
 GROUP_SIZES = (32, 64, 128)
 # The vocabulary's two matrices touch every token; 4 bits there cost more quality than they save.
-_EIGHT_BIT_AT_LEAST = ("embedding", "head")
+_VOCABULARY = ("embedding", "head")
+# What they are called, in part, by models that keep their own names.
+_VOCABULARY_ELSEWHERE = ("embed", "lm_head", ".wte.", ".wpe.")
 
 
 def import_model(
@@ -53,6 +55,8 @@ def import_model(
         for name, content in origin.tokenizer_files().items():
             writer.text(name, content)
             names.append(name)
+        for name, content in origin.model_files().items():
+            writer.text(name, content)
         manifest = _manifest(origin, Path(source), writer, quantize, tuple(names))
         write_manifest(writer, manifest)
     return StoreManifest.load(store)
@@ -77,8 +81,8 @@ def _write_tensors(
 
 
 def _converted(name: str, weights: Weights, mode: Quantize, group_size: int) -> Weights:
-    if not isinstance(weights, GroupwiseTensor) and weights.ndim == 1:
-        return _float32(weights)
+    if not isinstance(weights, GroupwiseTensor) and weights.ndim != 2:
+        return _float32(weights) if weights.ndim == 1 else weights
     if isinstance(weights, GroupwiseTensor):
         check_finite(name, weights)
     if mode == "keep":
@@ -86,10 +90,14 @@ def _converted(name: str, weights: Weights, mode: Quantize, group_size: int) -> 
     if mode == "bf16":
         is_bf16 = not isinstance(weights, GroupwiseTensor) and weights.dtype == np.uint16
         return weights if is_bf16 else float32_to_bfloat16(_float32(weights))
-    scheme: Literal["int4", "int8"] = "int8" if mode == "int8" or name in _EIGHT_BIT_AT_LEAST else "int4"
+    scheme: Literal["int4", "int8"] = "int8" if mode == "int8" or _is_vocabulary(name) else "int4"
     if isinstance(weights, GroupwiseTensor) and (weights.scheme == scheme or weights.scheme == "int4"):
         return weights
     return groupwise.quantize(name, _float32(weights), scheme, fitting_group(weights.shape[1], group_size))
+
+
+def _is_vocabulary(name: str) -> bool:
+    return name in _VOCABULARY or any(part in name for part in _VOCABULARY_ELSEWHERE)
 
 
 def _float32(weights: Weights) -> Array:

@@ -5,6 +5,7 @@ Format: github.com/huggingface/safetensors, "Format": 8 bytes of header length, 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy as np
 
 from inference.errors import ModelFormatError
 from inference.quant.groupwise import Array
+from inference.weights.store import sha256_of
 
 MAX_HEADER_BYTES = 100_000_000
 _DTYPES: dict[str, tuple[Any, int]] = {"F32": (np.float32, 4), "F16": (np.float16, 2), "BF16": (np.uint16, 2)}
@@ -135,3 +137,9 @@ class SafetensorsFolder:
         if len(data) != wanted:
             raise ModelFormatError(tensor.file, f"tensor {tensor.name!r}", "the file shrank while it was read")
         return np.frombuffer(data, dtype=dtype).reshape(tensor.shape if count is None else (count, width))
+
+
+def digest_of_files(files: list[Path]) -> str:
+    """SHA-256 of the list of the files' own digests and names, in hexadecimal."""
+    lines = "".join(f"{sha256_of(file)}  {file.name}\n" for file in files)
+    return hashlib.sha256(lines.encode()).hexdigest()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.errors import ModelFormatError
-from inference.weights.safetensors_folder import read_json
+from inference.weights.safetensors_folder import SafetensorsFolder, read_json
 
 TOKENIZER_NAME = "tokenizer.json"
 SETTINGS_NAME = "tokenizer_settings.json"
@@ -55,6 +55,13 @@ def tokenizer_files_from_folder(folder: Path, eos_token_id: Any) -> dict[str, st
         eos_token=_token_text(config.get("eos_token")),
     )
     return {TOKENIZER_NAME: source.read_text("utf-8"), SETTINGS_NAME: settings}
+
+
+def tokenizer_files_of_model(model: SafetensorsFolder) -> dict[str, str]:
+    """`tokenizer_files_from_folder`, ending at what the model's generation settings, or else its own, say."""
+    generation = model.path / "generation_config.json"
+    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
+    return tokenizer_files_from_folder(model.path, eos if eos is not None else model.config.get("eos_token_id"))
 
 
 def _token_text(token: Any) -> str | None:

@@ -136,7 +136,10 @@ def test_a_model_of_another_kind_is_refused_by_name(tiny_folder: Path, tmp_path:
     folder = tmp_path / "model"
     shutil.copytree(tiny_folder, folder)
     config = json.loads((folder / "config.json").read_text())
-    for change, message in [({"model_type": "mamba"}, "mamba"), ({"attention_bias": True}, "q_proj.bias")]:
+    for change, message in [
+        ({"model_type": "no-such-model"}, "no-such-model"),
+        ({"attention_bias": True}, "q_proj.bias"),
+    ]:
         (folder / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(ModelFormatError, match=message):
             import_model(folder, tmp_path / "store")

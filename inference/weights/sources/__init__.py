@@ -5,17 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from inference.errors import ModelFormatError
+from inference.weights.safetensors_folder import read_json
+from inference.weights.sources.families import FAMILIES
 from inference.weights.sources.folder_source import FolderSource
+from inference.weights.sources.foreign_source import ForeignSource
 from inference.weights.sources.gguf_source import GGUFSource
 from inference.weights.sources.tensors import ModelSource, Weights, tensor_shapes
 
-__all__ = ["FolderSource", "GGUFSource", "ModelSource", "Weights", "open_source", "tensor_shapes"]
+__all__ = ["FolderSource", "ForeignSource", "GGUFSource", "ModelSource", "Weights", "open_source", "tensor_shapes"]
 
 
 def open_source(path: Path) -> ModelSource:
-    """The source at that path. ModelFormatError where it is neither a GGUF file nor a folder with config.json."""
+    """The source at that path; a folder of a family not known here goes through transformers.
+
+    ModelFormatError where it is neither a GGUF file nor a folder with config.json.
+    """
     if path.is_dir():
-        return FolderSource(path)
+        kind = read_json(path / "config.json").get("model_type")
+        return FolderSource(path) if kind in FAMILIES else ForeignSource(path, ", ".join(FAMILIES))
     if path.is_file():
         return GGUFSource(path)
     raise ModelFormatError(path, "path", "does not exist; a GGUF file or a Hugging Face folder is expected")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,12 @@ import numpy as np
 from inference.errors import ModelFormatError
 from inference.model.config import DecoderConfig
 from inference.quant.groupwise import Array
-from inference.weights.safetensors_folder import SafetensorsFolder, read_json
+from inference.weights.safetensors_folder import SafetensorsFolder, digest_of_files
 from inference.weights.sources.families import FAMILIES, Family, shared_fields
 from inference.weights.sources.settings import Settings
-from inference.weights.sources.tensors import Entry, Weights, checked_config, tensor_shapes
-from inference.weights.store import bfloat16_to_float32, sha256_of
-from inference.weights.tokenizer_files import tokenizer_files_from_folder
+from inference.weights.sources.tensors import Entry, Weights, checked_config, licence_of_model_card, tensor_shapes
+from inference.weights.store import bfloat16_to_float32
+from inference.weights.tokenizer_files import tokenizer_files_of_model
 
 _EMBEDDING = "embed_tokens.weight"
 
@@ -106,28 +105,10 @@ class FolderSource:
         return self.folder.floats(tensor, expert * rows + (shape[0] if kind == "up" else 0), shape[0])
 
     def digest(self) -> str:
-        lines = "".join(f"{sha256_of(file)}  {file.name}\n" for file in self.folder.files)
-        return hashlib.sha256(lines.encode()).hexdigest()
+        return digest_of_files(self.folder.files)
 
     def tokenizer_files(self) -> dict[str, str]:
-        generation = self.path / "generation_config.json"
-        eos = read_json(generation).get("eos_token_id") if generation.exists() else None
-        return tokenizer_files_from_folder(
-            self.path, eos if eos is not None else self.folder.config.get("eos_token_id")
-        )
+        return tokenizer_files_of_model(self.folder)
 
-
-def licence_of_model_card(card: Path) -> str | None:
-    """The `license:` line of the front matter of a model card, where there is one."""
-    if not card.is_file():
-        return None
-    lines = card.read_text("utf-8", errors="replace").splitlines()
-    if not lines or lines[0].strip() != "---":
-        return None
-    for line in lines[1:]:
-        if line.strip() == "---":
-            break
-        key, _, value = line.partition(":")
-        if key.strip() == "license" and value.strip():
-            return value.strip().strip("\"'")
-    return None
+    def model_files(self) -> dict[str, str]:
+        return {}

@@ -182,6 +182,9 @@ class GGUFSource:
     def tokenizer_files(self) -> dict[str, str]:
         return tokenizer_files_from_gguf(self.file)
 
+    def model_files(self) -> dict[str, str]:
+        return {}
+
 
 def _half_rotation_rows(heads: int, head_dim: int) -> Array:
     """Row order that undoes llama.cpp's: it pairs rows (2i, 2i+1) of a head for rotation, we pair (i, i + d/2)."""

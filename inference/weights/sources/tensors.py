@@ -37,6 +37,10 @@ class ModelSource(Protocol):
 
     def tokenizer_files(self) -> dict[str, str]: ...
 
+    def model_files(self) -> dict[str, str]:
+        """What else the store must hold to run the model, file name -> content."""
+        ...
+
 
 def tensor_shapes(config: DecoderConfig) -> Iterator[Entry]:
     """(store file, tensor name, shape) of every tensor of a model of that config, in store order."""
@@ -90,3 +94,19 @@ def checked_config(path: Path, values: dict[str, Any]) -> DecoderConfig:
         return DecoderConfig(**values)
     except (TypeError, ValueError) as error:
         raise ModelFormatError(path, "configuration", str(error)) from None
+
+
+def licence_of_model_card(card: Path) -> str | None:
+    """The `license:` line of the front matter of a model card, where there is one."""
+    if not card.is_file():
+        return None
+    lines = card.read_text("utf-8", errors="replace").splitlines()
+    if not lines or lines[0].strip() != "---":
+        return None
+    for line in lines[1:]:
+        if line.strip() == "---":
+            break
+        key, _, value = line.partition(":")
+        if key.strip() == "license" and value.strip():
+            return value.strip().strip("\"'")
+    return None
