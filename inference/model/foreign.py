@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import nn
 from inference.cache.pages import PAGE_TOKENS, pages_for
 from inference.errors import StoreError
 from inference.kernels.base import Compute, KeyValueCache, Rows
-from inference.kernels.reference import quantize_rows
+from inference.kernels.reference import ReferenceKernels, quantize_rows
 from inference.model.batch import StepBatch
 from inference.model.config import DecoderConfig
 from inference.model.decoder import Decoder
@@ -76,18 +77,19 @@ class ForeignCache(KeyValueCache):
         )
 
 
-class _TheirKernels:
+class _TheirKernels(ReferenceKernels):
+    """What measures the host's peaks; the model itself asks these kernels for nothing."""
+
     name = "transformers"
 
 
 class ForeignDecoder(Decoder):
     """A causal model of transformers behind the decoder's interface."""
 
-    def __init__(self, config: DecoderConfig, model: Any, nbytes: int) -> None:
+    def __init__(self, config: DecoderConfig, model: Any, compute: Compute, nbytes: int) -> None:
         """shapes: of one token's keys and values, by layer; none where the model has no such cache."""
         self.config = config
-        kernels: Any = _TheirKernels()
-        self.kernels = kernels
+        self.kernels = _TheirKernels(replace(config, max_context=1), compute)
         self._model = model
         self._nbytes = nbytes
         parameters = inspect.signature(model.forward).parameters
@@ -125,7 +127,7 @@ class ForeignDecoder(Decoder):
             _quantize(model)
         nbytes = sum(one.nbytes for one in model.parameters())
         nbytes += sum(one.nbytes for one in model.modules() if isinstance(one, _QuantizedLinear))
-        return cls(config, model, nbytes)
+        return cls(config, model, compute, nbytes)
 
     @property
     def nbytes(self) -> int:
@@ -137,9 +139,13 @@ class ForeignDecoder(Decoder):
         return 4 * PAGE_TOKENS * (sum(keys.numel() + values.numel() for keys, values in self.shapes) or 1)
 
     @property
-    def step_nbytes(self) -> int:
-        """Bytes of weights that a step reads, at most."""
+    def layer_nbytes(self) -> int:
+        """Bytes of weights that a step reads, at most; the head's among them."""
         return self._nbytes
+
+    @property
+    def head_nbytes(self) -> int:
+        return 0
 
     def _probe(self) -> list[tuple[torch.Size, torch.Size]]:
         """Shapes of a token's keys and values in each layer, found by computing a few tokens.
