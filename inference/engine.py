@@ -20,7 +20,7 @@ from inference.cache.pages import PAGE_TOKENS, pages_for
 from inference.constrain import ConstraintCompiler
 from inference.errors import StoreError
 from inference.group import RequestGroup, new_group
-from inference.loading import ComputeChoice, LoadedModel, load_model, workspace_bytes
+from inference.loading import CacheChoice, ComputeChoice, LoadedModel, load_model, workspace_bytes
 from inference.model.batch import build_batch
 from inference.parallelism import ThreadGovernor
 from inference.planner.meter import RunReport, StepMeter
@@ -134,6 +134,7 @@ class Engine:
         *,
         threads: int | None = None,
         compute: ComputeChoice = "auto",
+        cache: CacheChoice = "auto",
         max_batch: int = DEFAULT_MAX_BATCH,
         memory_bytes: int | None = None,
         token_budget: int = DEFAULT_TOKEN_BUDGET,
@@ -149,14 +150,19 @@ class Engine:
         count = threads or torch.get_num_threads()
         torch.set_num_threads(count)
         model = load_model(
-            path, compute=compute, max_batch=max_batch, token_budget=token_budget, memory_bytes=memory_bytes
+            path,
+            compute=compute,
+            cache=cache,
+            max_batch=max_batch,
+            token_budget=token_budget,
+            memory_bytes=memory_bytes,
         )
         return cls(model, threads=count, max_batch=max_batch, token_budget=token_budget, share_prefixes=share_prefixes)
 
     @property
     def cache_page_bytes(self) -> int:
         """Bytes of one page of the key-value cache, over all layers."""
-        return sum(layer[0].nbytes for layer in self._model.cache.layers)
+        return self._model.cache.page_bytes
 
     @property
     def memory_bytes_at_most(self) -> int:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 import platformdirs
-import torch
 
-from inference.cache.pages import PAGE_TOKENS, PagePool, pages_for
+from inference.cache.pages import PagePool, pages_for
 from inference.errors import InferenceError, StoreError
-from inference.kernels.base import Compute, Kernels, KeyValueCache
+from inference.kernels.base import CacheKind, Compute, Kernels, KeyValueCache, page_head_bytes
 from inference.kernels.native import KernelsUnavailable, NativeKernels
 from inference.kernels.reference import ReferenceKernels
 from inference.memory.budget import default_budget_bytes
@@ -31,8 +30,8 @@ from inference.weights.tokenizer_files import TOKENIZER_NAME
 logger = logging.getLogger(__name__)
 
 ComputeChoice = Literal["auto", "fp32", "bf16", "int8"]
+CacheChoice = Literal["auto", "fp32", "bf16", "int8", "int4"]
 _WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
-_CACHE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
 
 
 class MemoryBudgetError(InferenceError):
@@ -77,7 +76,13 @@ def store_at(path: Path) -> Path:
 
 
 def load_model(
-    path: Path | str, *, compute: ComputeChoice, max_batch: int, token_budget: int, memory_bytes: int | None
+    path: Path | str,
+    *,
+    compute: ComputeChoice,
+    cache: CacheChoice = "auto",
+    max_batch: int,
+    token_budget: int,
+    memory_bytes: int | None,
 ) -> LoadedModel:
     """Raises ModelFormatError, StoreError, QuantizationError, MemoryBudgetError."""
     store = store_at(Path(path))
@@ -98,11 +103,12 @@ def load_model(
         return LoadedModel(
             manifest, foreign, tokenizer, store_of_states, PagePool(total, store_of_states.clear), chosen
         )
-    decoder = Decoder.load(store, chosen, choose_kernels(config, chosen))
-    dtype = _CACHE_DTYPES[chosen]
-    total = cache_pages(config, dtype, budget - decoder.nbytes, max_batch, token_budget)
-    cache = KeyValueCache(config, total, PAGE_TOKENS, dtype)
-    return LoadedModel(manifest, decoder, tokenizer, cache, PagePool(total, cache.clear), chosen)
+    kernels = choose_kernels(config, chosen)
+    kind = cache_kind(cache, kernels)
+    decoder = Decoder.load(store, kernels)
+    total = cache_pages(config, kind, budget - decoder.nbytes, max_batch, token_budget)
+    pages = KeyValueCache(config, total, kind)
+    return LoadedModel(manifest, decoder, tokenizer, pages, PagePool(total, pages.clear), chosen)
 
 
 def choose_kernels(config: DecoderConfig, compute: Compute) -> Kernels:
@@ -115,6 +121,15 @@ def choose_kernels(config: DecoderConfig, compute: Compute) -> Kernels:
     return ReferenceKernels(config, compute)
 
 
+def cache_kind(choice: CacheChoice, kernels: Kernels) -> CacheKind:
+    """The cache asked for, or the kernels' own choice; ValueError where they cannot read it."""
+    if choice == "auto":
+        return kernels.cache_kinds[0]
+    if choice not in kernels.cache_kinds:
+        raise ValueError(f"cache is {choice!r}; the {kernels.name} kernels read {', '.join(kernels.cache_kinds)}")
+    return choice
+
+
 def workspace_bytes(config: DecoderConfig, max_batch: int, token_budget: int) -> int:
     """An upper bound of the activations of one step: float32 rows, several at a time, and the logits twice."""
     rows = max(token_budget, max_batch) + CHUNK_TOKENS
@@ -122,9 +137,9 @@ def workspace_bytes(config: DecoderConfig, max_batch: int, token_budget: int) ->
     return rows * widest * 4 * 2 + max_batch * config.vocab_size * 4 * 2
 
 
-def cache_pages(config: DecoderConfig, dtype: torch.dtype, free_bytes: int, max_batch: int, token_budget: int) -> int:
-    """`fitting_pages` of this model's cache in that type."""
-    page_bytes = 2 * config.layers * config.kv_size * PAGE_TOKENS * dtype.itemsize
+def cache_pages(config: DecoderConfig, kind: CacheKind, free_bytes: int, max_batch: int, token_budget: int) -> int:
+    """`fitting_pages` of this model's cache of that kind."""
+    page_bytes = config.layers * config.kv_heads * page_head_bytes(kind, config.head_dim)
     return fitting_pages(config, page_bytes, free_bytes, max_batch, token_budget)
 
 

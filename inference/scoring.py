@@ -13,7 +13,7 @@ from inference.cache.pages import PAGE_TOKENS, pages_for
 from inference.errors import InvalidRequest
 from inference.group import lone_sequence
 from inference.kernels.base import Compute
-from inference.loading import ComputeChoice, LoadedModel, load_model
+from inference.loading import CacheChoice, ComputeChoice, LoadedModel, load_model
 from inference.model.batch import build_batch
 from inference.scheduler import CHUNK_TOKENS, Slice
 from inference.tokenizer import Tokenizer
@@ -33,9 +33,23 @@ class Scorer:
         self._model = model
 
     @classmethod
-    def load(cls, path: Path | str, *, compute: ComputeChoice = "auto", memory_bytes: int | None = None) -> Scorer:
+    def load(
+        cls,
+        path: Path | str,
+        *,
+        compute: ComputeChoice = "auto",
+        cache: CacheChoice = "auto",
+        memory_bytes: int | None = None,
+    ) -> Scorer:
         """A weight store, a GGUF file or a Hugging Face folder; the errors are those of `Engine.load`."""
-        model = load_model(path, compute=compute, max_batch=1, token_budget=CHUNK_TOKENS, memory_bytes=memory_bytes)
+        model = load_model(
+            path,
+            compute=compute,
+            cache=cache,
+            max_batch=1,
+            token_budget=CHUNK_TOKENS,
+            memory_bytes=memory_bytes,
+        )
         return cls(model)
 
     @property

@@ -7,16 +7,19 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from inference.cache.pages import PAGE_TOKENS
 from inference.model.batch import StepBatch
 from inference.model.config import DecoderConfig
 
 Compute = Literal["fp32", "bf16", "int8"]
+CacheKind = Literal["fp32", "bf16", "int8", "int4"]
 
 
 class Rows(NamedTuple):
     """Activations on their way into a matrix product.
 
-    values: [M, K] in the computing type; int8 values * scales[row] are the row after `quant.rotation`
+    values: [M, K] in the computing type; int8 values * scales[row] are the row after `quant.rotation`; uint8 values are
+    the same plus 128, [M, K padded to a multiple of 64]
     scales: float32 [M], or None
     """
 
@@ -24,27 +27,56 @@ class Rows(NamedTuple):
     scales: torch.Tensor | None
 
 
-class KeyValueCache:
-    """One tensor a layer: [pages, kv_heads, 2, head_dim * PAGE_TOKENS], keys first, then values.
+class LayerCache(NamedTuple):
+    """Keys and values of one layer.
 
-    Within a page, keys lie [head_dim, PAGE_TOKENS], so that scores of neighbouring tokens form vectors, and values
-    [PAGE_TOKENS, head_dim]. Zeroed memory is lent by the operating system only when a page is first written.
+    pages: "fp32" and "bf16": [pages, kv_heads, 2, head_dim * PAGE_TOKENS], keys first, then values. Within a page, keys
+    lie [head_dim, PAGE_TOKENS], so that scores of neighbouring tokens form vectors, and values [PAGE_TOKENS, head_dim].
+    "int8" and "int4": uint8 [pages, kv_heads, page_head_bytes], laid out by the compiled kernels (native/cache.h).
     """
 
-    def __init__(self, config: DecoderConfig, pages: int, page_tokens: int, dtype: torch.dtype) -> None:
-        shape = (pages, config.kv_heads, 2, config.head_dim * page_tokens)
-        self.layers = [_lazy_zeros(shape, dtype) for _ in range(config.layers)]
+    pages: torch.Tensor
+    kind: CacheKind
+
+
+def page_head_bytes(kind: CacheKind, head_dim: int) -> int:
+    """Bytes of one page of one key-value head: PAGE_TOKENS keys and values; quantized, a float32 scale for each."""
+    bits = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}[kind]
+    scales = 2 * PAGE_TOKENS * 4 if kind in ("int8", "int4") else 0
+    return 2 * head_dim * PAGE_TOKENS * bits // 8 + scales
+
+
+class KeyValueCache:
+    """The pages of every layer. Zeroed memory is lent by the operating system only when a page is first written."""
+
+    def __init__(self, config: DecoderConfig, pages: int, kind: CacheKind) -> None:
+        self.kind = kind
+        self.page_bytes = config.layers * config.kv_heads * page_head_bytes(kind, config.head_dim)
+        self.layers = [LayerCache(_lazy_pages(config, pages, kind), kind) for _ in range(config.layers)]
 
     def clear(self, pages: list[int]) -> None:
         """Zero pages that may hold NaN, before anyone else gets them."""
         for layer in self.layers:
-            layer[pages] = 0
+            layer.pages[pages] = 0
 
 
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _lazy_pages(config: DecoderConfig, pages: int, kind: CacheKind) -> torch.Tensor:
     """Zeros by NumPy, which asks the system for zeroed memory; torch.zeros would write, and so occupy, all of it."""
-    kind = np.float32 if dtype == torch.float32 else np.int16
-    return torch.from_numpy(np.zeros(shape, dtype=kind)).view(dtype)
+    if kind in ("int8", "int4"):
+        shape = (pages, config.kv_heads, page_head_bytes(kind, config.head_dim))
+        return torch.from_numpy(np.zeros(shape, dtype=np.uint8))
+    values = np.zeros(
+        (pages, config.kv_heads, 2, config.head_dim * PAGE_TOKENS), dtype=np.float32 if kind == "fp32" else np.int16
+    )
+    return torch.from_numpy(values).view(torch.float32 if kind == "fp32" else torch.bfloat16)
+
+
+class Linear(Protocol):
+    """Rows [M, K] -> float32 [M, N]. Where the rows carry scales, the result is still to be multiplied by them."""
+
+    nbytes: int
+
+    def __call__(self, rows: Rows) -> torch.Tensor: ...
 
 
 class Kernels(Protocol):
@@ -54,6 +86,12 @@ class Kernels(Protocol):
     """
 
     name: str
+    cache_kinds: tuple[CacheKind, ...]
+    """The caches that `attend` reads; the first is the one to use where nobody asks for another."""
+
+    def linear(self, name: str, weight: torch.Tensor) -> Linear:
+        """The matrix product with float32 [N, K] for this arithmetic; QuantizationError, with `name`, on NaN."""
+        ...
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> Rows:
         """RMS norm of float32 [M, H]; without a weight, x as it is."""
@@ -86,7 +124,7 @@ class Kernels(Protocol):
         y: torch.Tensor,
         scales: torch.Tensor | None,
         batch: StepBatch,
-        layer: torch.Tensor,
+        layer: LayerCache,
         *,
         rope: int = 0,
         q_norm: torch.Tensor | None = None,
@@ -96,11 +134,11 @@ class Kernels(Protocol):
 
         rope: which rotary table, or NO_ROTATION. q_norm, k_norm: weights of an RMS norm before rotation, of each head
         where they are [head_dim], of the whole width where they are longer.
-        Returns the queries, float32 [M, heads * head_dim], already multiplied by the config's query_scale.
+        Returns the queries for `attend`, already multiplied by the config's query_scale, in the kernels' own form.
         """
         ...
 
-    def attend(self, q: torch.Tensor, batch: StepBatch, layer: torch.Tensor, *, window: int = 0) -> Rows:
+    def attend(self, q: torch.Tensor, batch: StepBatch, layer: LayerCache, *, window: int = 0) -> Rows:
         """Causal attention of each row over its own sequence's cache, [M, heads * head_dim].
 
         window: tokens that a row sees, itself among them; 0: all.

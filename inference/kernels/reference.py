@@ -8,9 +8,10 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from inference.cache.pages import PAGE_TOKENS, pages_for
-from inference.kernels.base import Compute, Rows
+from inference.kernels.base import CacheKind, Compute, LayerCache, Linear, Rows
 from inference.model.batch import StepBatch
 from inference.model.config import NO_ROTATION, DecoderConfig
+from inference.model.linear import make_linear
 from inference.model.rotary import rotary_tables
 from inference.quant.rotation import rotate_blocks
 
@@ -29,7 +30,11 @@ class ReferenceKernels:
     def __init__(self, config: DecoderConfig, compute: Compute) -> None:
         self._config = config
         self._compute = compute
+        self.cache_kinds: tuple[CacheKind, ...] = ("fp32", "bf16") if compute == "fp32" else ("bf16", "fp32")
         self._tables = rotary_tables(config)
+
+    def linear(self, name: str, weight: torch.Tensor) -> Linear:
+        return make_linear(name, weight, self._compute)
 
     def _rows(self, x: torch.Tensor) -> Rows:
         if self._compute == "int8":
@@ -66,7 +71,7 @@ class ReferenceKernels:
         y: torch.Tensor,
         scales: torch.Tensor | None,
         batch: StepBatch,
-        layer: torch.Tensor,
+        layer: LayerCache,
         *,
         rope: int = 0,
         q_norm: torch.Tensor | None = None,
@@ -82,10 +87,10 @@ class ReferenceKernels:
             q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         q = q * config.query_scale
         pages, offsets = batch.slots // PAGE_TOKENS, batch.slots % PAGE_TOKENS
-        keys = layer[:, :, 0].view(-1, config.kv_heads, size, PAGE_TOKENS)
-        values = layer[:, :, 1].view(-1, config.kv_heads, PAGE_TOKENS, size)
-        keys[pages, :, :, offsets] = k.to(layer.dtype)
-        values[pages, :, offsets] = v.reshape(rows, -1, size).to(layer.dtype)
+        keys = layer.pages[:, :, 0].view(-1, config.kv_heads, size, PAGE_TOKENS)
+        values = layer.pages[:, :, 1].view(-1, config.kv_heads, PAGE_TOKENS, size)
+        keys[pages, :, :, offsets] = k.to(layer.pages.dtype)
+        values[pages, :, offsets] = v.reshape(rows, -1, size).to(layer.pages.dtype)
         turned: torch.Tensor = q.reshape(rows, -1)
         return turned
 
@@ -98,7 +103,7 @@ class ReferenceKernels:
             return self.norm_exact(x.reshape(len(x), -1, size), weight)
         return self.norm_exact(x, weight).reshape(len(x), -1, size)
 
-    def attend(self, q: torch.Tensor, batch: StepBatch, layer: torch.Tensor, *, window: int = 0) -> Rows:
+    def attend(self, q: torch.Tensor, batch: StepBatch, layer: LayerCache, *, window: int = 0) -> Rows:
         """Segments with the same number of rows and of pages go together: shapes of a row never depend on others."""
         alike: dict[tuple[int, int], list[int]] = defaultdict(list)
         for segment, (count, context) in enumerate(batch.lengths):
@@ -117,13 +122,13 @@ class ReferenceKernels:
         segments: list[int],
         pages: int,
         batch: StepBatch,
-        layer: torch.Tensor,
+        layer: LayerCache,
         window: int,
     ) -> torch.Tensor:
         config = self._config
         n, kv_heads, size, group = len(segments), config.kv_heads, config.head_dim, config.group
         count = q.shape[0] // n
-        cached = layer[batch.page_table[segments, :pages].long()].float()  # [n, pages, kv_heads, 2, D * P]
+        cached = layer.pages[batch.page_table[segments, :pages].long()].float()  # [n, pages, kv_heads, 2, D * P]
         keys = cached[:, :, :, 0].reshape(n, pages, kv_heads, size, PAGE_TOKENS)
         keys = keys.permute(0, 2, 1, 4, 3).reshape(n, kv_heads, pages * PAGE_TOKENS, size)
         values = cached[:, :, :, 1].reshape(n, pages, kv_heads, PAGE_TOKENS, size)

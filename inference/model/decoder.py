@@ -9,12 +9,11 @@ from pathlib import Path
 import torch
 
 from inference.errors import StoreError
-from inference.kernels.base import Compute, Kernels, KeyValueCache, Rows
+from inference.kernels.base import Kernels, KeyValueCache, Linear, Rows
 from inference.model.batch import StepBatch
 from inference.model.config import DecoderConfig, LayerShape
 from inference.model.embedding import Embedding
 from inference.model.feed_forward import Affine, ExpertMixture, FeedForward, GatedNetwork
-from inference.model.linear import Linear, make_linear
 from inference.weights.store import StoreReader
 
 
@@ -41,10 +40,10 @@ class DecoderLayer:
 class _LayerReader:
     """Makes layers of a store's tensors."""
 
-    def __init__(self, reader: StoreReader, compute: Compute) -> None:
+    def __init__(self, reader: StoreReader, kernels: Kernels) -> None:
         self.reader = reader
         self.config = reader.manifest.config
-        self.compute = compute
+        self.kernels = kernels
 
     def vector(self, name: str) -> torch.Tensor | None:
         return torch.from_numpy(self.reader.float32(name)) if name in self.reader else None
@@ -52,7 +51,7 @@ class _LayerReader:
     def linear(self, *names: str, factor: float = 1.0) -> Linear:
         parts = [torch.from_numpy(self.reader.float32(name)) for name in names]
         weight = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return make_linear(names[0], weight if factor == 1.0 else weight * factor, self.compute)
+        return self.kernels.linear(names[0], weight if factor == 1.0 else weight * factor)
 
     def affine(self, *names: str, factor: float = 1.0) -> Affine:
         """Matrices stacked by rows, with their biases where the store has these; both multiplied by the factor."""
@@ -110,11 +109,11 @@ class Decoder:
         self._head = head
 
     @classmethod
-    def load(cls, store: Path, compute: Compute, kernels: Kernels) -> Decoder:
-        """Read a store's weights and prepare them for that arithmetic. Raises StoreError, QuantizationError."""
+    def load(cls, store: Path, kernels: Kernels) -> Decoder:
+        """Read a store's weights and prepare them for the kernels' arithmetic. Raises StoreError, QuantizationError."""
         reader = StoreReader(store)
         config = reader.manifest.config
-        parts = _LayerReader(reader, compute)
+        parts = _LayerReader(reader, kernels)
         layers = [parts.layer(index) for index in range(config.layers)]
         head = None
         if config.has_head:

@@ -7,9 +7,8 @@ from typing import Protocol
 
 import torch
 
-from inference.kernels.base import Kernels, Rows
+from inference.kernels.base import Kernels, Linear, Rows
 from inference.model.config import Experts
-from inference.model.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
 from inference.errors import QuantizationError
-from inference.kernels.base import Compute, Rows
+from inference.kernels.base import Compute, Linear, Rows
 from inference.quant.rotation import rotate_weight
-
-
-class Linear(Protocol):
-    """Rows [M, K] -> float32 [M, N]. Where the rows carry scales, the result is still to be multiplied by them."""
-
-    nbytes: int
-
-    def __call__(self, rows: Rows) -> torch.Tensor: ...
 
 
 class FloatLinear:
@@ -34,12 +26,7 @@ class Int8Linear:
 
     def __init__(self, name: str, weight: torch.Tensor) -> None:
         """weight: float32 [N, K]; raises QuantizationError on NaN or infinity."""
-        weight = rotate_weight(weight)
-        largest = weight.abs().amax(dim=1)
-        if not bool(torch.isfinite(largest).all()):
-            raise QuantizationError(name, "holds NaN or infinity; int8 needs finite weights")
-        self._scales = (largest / 127.0).clamp_min_(1e-30)
-        levels = (weight / self._scales[:, None]).round_().to(torch.int8)
+        levels, self._scales = channel_levels(name, weight)
         self._zeros = torch.zeros(weight.shape[0], dtype=torch.int32)
         self._packed = torch.ops.onednn.qlinear_prepack(levels, None)
         self.nbytes = levels.nbytes
@@ -51,8 +38,21 @@ class Int8Linear:
         return product
 
 
+def channel_levels(name: str, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 [N, K] -> int8 levels [N, K] of the block-rotated weights, and one scale an output channel, float32 [N].
+
+    QuantizationError on NaN or infinity.
+    """
+    weight = rotate_weight(weight)
+    largest = weight.abs().amax(dim=1)
+    if not bool(torch.isfinite(largest).all()):
+        raise QuantizationError(name, "holds NaN or infinity; int8 needs finite weights")
+    scales = (largest / 127.0).clamp_min_(1e-30)
+    return (weight / scales[:, None]).round_().to(torch.int8), scales
+
+
 def make_linear(name: str, weight: torch.Tensor, compute: Compute) -> Linear:
-    """The linear layer of float32 [N, K] for that arithmetic."""
+    """The linear layer of float32 [N, K] for that arithmetic, by PyTorch and oneDNN."""
     if compute == "int8":
         return Int8Linear(name, weight)
     return FloatLinear(weight.to(torch.bfloat16) if compute == "bf16" else weight)

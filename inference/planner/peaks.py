@@ -170,7 +170,7 @@ def _keep(place: Path, peaks: HostPeaks) -> None:
 def _measure(config: DecoderConfig, compute: Compute, kernels: Kernels, threads: int) -> HostPeaks:
     with torch.inference_mode():
         shapes = dict.fromkeys([*((m.inputs, m.outputs) for m in model_matrices(config)), (LARGE, LARGE)])
-        matrix = [rate for inputs, outputs in shapes for rate in _matrix_rates(inputs, outputs, compute, kernels)]
+        matrix = [rate for inputs, outputs in shapes for rate in _matrix_rates(inputs, outputs, kernels)]
         read = tuple(ReadRate(size, _read_rate(size)) for size in WORKING_SETS)
     return HostPeaks(
         processor=processor_marks().split("\n")[0].partition(":")[2].strip(),
@@ -183,10 +183,10 @@ def _measure(config: DecoderConfig, compute: Compute, kernels: Kernels, threads:
     )
 
 
-def _matrix_rates(inputs: int, outputs: int, compute: Compute, kernels: Kernels) -> list[MatrixRate]:
+def _matrix_rates(inputs: int, outputs: int, kernels: Kernels) -> list[MatrixRate]:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn((outputs, inputs), generator=generator)
-    layer = linear.make_linear("peaks", weight, compute)
+    layer = kernels.linear("peaks", weight)
     del weight
     rates = []
     for count in ROWS:

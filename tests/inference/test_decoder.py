@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from inference import Engine, SamplingParams
-from inference.cache.pages import PAGE_TOKENS, PagePool, pages_for
+from inference.cache.pages import PagePool, pages_for
 from inference.errors import ModelFormatError
 from inference.group import lone_sequence
 from inference.kernels.base import Kernels, KeyValueCache
@@ -91,8 +91,8 @@ def test_logits_in_float32_equal_transformers(
     model = tiny_llama(**VARIANTS[variant])
     model.save_pretrained(tmp_path / "model")
     config = import_model(tmp_path / "model", tmp_path / "store").config
-    decoder = Decoder.load(tmp_path / "store", "fp32", kernels_of(kind, config, "fp32"))
-    cache = KeyValueCache(config, 64, PAGE_TOKENS, torch.float32)
+    decoder = Decoder.load(tmp_path / "store", kernels_of(kind, config, "fp32"))
+    cache = KeyValueCache(config, 64, "fp32")
     ours = all_logits(decoder, PROMPTS, cache, [1, 2, 32, 7, 70, 64])
     for prompt, logits in zip(PROMPTS, ours, strict=True):
         with torch.inference_mode():
@@ -107,8 +107,8 @@ def test_compiled_kernels_agree_with_the_reference_in_every_arithmetic(compute: 
     prompts = [[(31 * i + 17 * p + 100) % 40_000 for i in range(n)] for p, n in enumerate([1, 40, 65])]
     results = []
     for kind in ("torch", "native"):
-        decoder = Decoder.load(smollm2_store, compute, kernels_of(kind, config, compute))
-        cache = KeyValueCache(config, 64, PAGE_TOKENS, torch.bfloat16)
+        decoder = Decoder.load(smollm2_store, kernels_of(kind, config, compute))
+        cache = KeyValueCache(config, 64, decoder.kernels.cache_kinds[0])
         results.append(torch.cat(all_logits(decoder, prompts, cache, [1, 40, 33])))
     reference, native = (torch.log_softmax(logits, dim=1) for logits in results)
     # Rounding differs in the last place of each kernel; quantized activations then differ by a level here and there.
@@ -120,9 +120,9 @@ def test_compiled_kernels_agree_with_the_reference_in_every_arithmetic(compute: 
 @pytest.mark.parametrize("kind", ["native"])
 def test_a_rows_logits_are_the_same_bits_whatever_is_computed_beside_it(kind: str, smollm2_store: Path) -> None:
     config = StoreManifest.load(smollm2_store).config
-    decoder = Decoder.load(smollm2_store, "int8", kernels_of(kind, config, "int8"))
+    decoder = Decoder.load(smollm2_store, kernels_of(kind, config, "int8"))
     prompts = [[(31 * i + 17 * p + 100) % 40_000 for i in range(n)] for p, n in enumerate([1, 31, 64, 65, 90])]
-    cache = KeyValueCache(config, 64, PAGE_TOKENS, torch.bfloat16)
+    cache = KeyValueCache(config, 64, decoder.kernels.cache_kinds[0])
     together = all_logits(decoder, prompts, cache, [1, 5, 64, 3, 16])
     for prompt, logits in zip(prompts, together, strict=True):
         (alone,) = all_logits(decoder, [prompt], cache, [len(prompt)])

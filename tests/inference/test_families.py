@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from inference import Engine, SamplingParams
-from inference.cache.pages import PAGE_TOKENS, PagePool, pages_for
+from inference.cache.pages import PagePool, pages_for
 from inference.errors import ModelFormatError
 from inference.group import lone_sequence
 from inference.kernels.base import Kernels, KeyValueCache
@@ -141,7 +141,7 @@ def slices_of(prompts: list[list[int]], config: DecoderConfig) -> list[Slice]:
 
 def logits_of(decoder: Decoder, prompts: list[list[int]], piece: int) -> list[torch.Tensor]:
     """Logits of every position of every prompt, [T, vocab] each, computed together in pieces of that many tokens."""
-    cache = KeyValueCache(decoder.config, 16, PAGE_TOKENS, torch.float32)
+    cache = KeyValueCache(decoder.config, 16, "fp32")
     whole = slices_of(prompts, decoder.config)
     collected: list[list[torch.Tensor]] = [[] for _ in prompts]
     for start in range(0, max(map(len, prompts)), piece):
@@ -163,7 +163,7 @@ def test_logits_in_float32_equal_transformers(kind: str, name: str, tmp_path: Pa
     model = make_model(name)
     model.save_pretrained(tmp_path / "model")
     config = import_model(tmp_path / "model", tmp_path / "store").config
-    decoder = Decoder.load(tmp_path / "store", "fp32", kernels_of(kind, config, "fp32"))
+    decoder = Decoder.load(tmp_path / "store", kernels_of(kind, config, "fp32"))
     for prompt, logits in zip(PROMPTS, logits_of(decoder, PROMPTS, 40), strict=True):
         with torch.inference_mode():
             theirs = model(torch.tensor([prompt])).logits[0]
@@ -235,11 +235,11 @@ def test_a_base_model_without_a_head_is_read_for_embeddings(tmp_path: Path) -> N
     model.model.save_pretrained(tmp_path / "model")
     config = import_model(tmp_path / "model", tmp_path / "store").config
     assert not config.has_head
-    decoder = Decoder.load(tmp_path / "store", "fp32", ReferenceKernels(config, "fp32"))
+    decoder = Decoder.load(tmp_path / "store", ReferenceKernels(config, "fp32"))
     prompt = PROMPTS[1]
     batch = build_batch(slices_of([prompt], config))
     with torch.inference_mode():
-        ours = decoder.states(batch, KeyValueCache(config, 16, PAGE_TOKENS, torch.float32))
+        ours = decoder.states(batch, KeyValueCache(config, 16, "fp32"))
         theirs = model.model(torch.tensor([prompt])).last_hidden_state[0]
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     engine = Engine.load(tmp_path / "store", threads=1, max_batch=4, memory_bytes=256 * 1024**2)

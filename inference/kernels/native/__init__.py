@@ -7,16 +7,20 @@ from pathlib import Path
 
 import torch
 
-from inference.kernels.base import Compute, Rows
+from inference.kernels.base import CacheKind, Compute, LayerCache, Linear, Rows
 from inference.kernels.native.build import KernelsUnavailable, compiled_library
+from inference.kernels.native.linear import PackedLinear, padded
 from inference.model.batch import StepBatch
-from inference.model.config import DecoderConfig
+from inference.model.config import NO_ROTATION, DecoderConfig
+from inference.model.linear import make_linear
 from inference.model.rotary import rotary_tables
 
 __all__ = ["KernelsUnavailable", "NativeKernels", "compiled_library"]
 
 _KINDS = {"fp32": 0, "bf16": 1, "int8": 2}
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+_UINT8 = 3
+_DTYPES = [torch.float32, torch.bfloat16, torch.int8, torch.uint8]
+_CACHE_KINDS: dict[CacheKind, int] = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
 
 
 class NativeKernels:
@@ -29,17 +33,25 @@ class NativeKernels:
             raise KernelsUnavailable(f"{lacking} of {config.architecture} is not handled by the compiled kernels")
         self._library = _bound(compiled_library(config))
         self._config = config
-        self._kind = _KINDS[compute]
-        self._dtype = _DTYPES[compute]
-        self._cos, self._sin = rotary_tables(config)[0]
+        self._compute = compute
+        packs = bool(self._library.penstock_has_dot_products())
+        self._kind = _UINT8 if compute == "int8" and packs else _KINDS[compute]
+        self.cache_kinds = _cache_kinds(compute, packs)
+        self._tables = rotary_tables(config)
+
+    def linear(self, name: str, weight: torch.Tensor) -> Linear:
+        if self._kind == _UINT8:
+            return PackedLinear(self._library, name, weight)
+        return make_linear(name, weight, self._compute)
 
     def _out(self, rows: int, width: int) -> tuple[Rows, torch.Tensor]:
         """An empty result, and float32 scratch of its size."""
         scratch = torch.empty((rows, width), dtype=torch.float32)
         if self._kind == _KINDS["fp32"]:
             return Rows(scratch, None), scratch
-        scales = torch.empty(rows, dtype=torch.float32) if self._kind == _KINDS["int8"] else None
-        return Rows(torch.empty((rows, width), dtype=self._dtype), scales), scratch
+        scales = torch.empty(rows, dtype=torch.float32) if self._compute == "int8" else None
+        values = torch.empty((rows, padded(width) if self._kind == _UINT8 else width), dtype=_DTYPES[self._kind])
+        return Rows(values, scales), scratch
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> Rows:
         return self._add_norm(x.contiguous(), None, None, weight)
@@ -106,46 +118,56 @@ class NativeKernels:
         y: torch.Tensor,
         scales: torch.Tensor | None,
         batch: StepBatch,
-        layer: torch.Tensor,
+        layer: LayerCache,
         *,
         rope: int = 0,
         q_norm: torch.Tensor | None = None,
         k_norm: torch.Tensor | None = None,
     ) -> torch.Tensor:
         config, rows = self._config, y.shape[0]
-        q = torch.empty((rows, config.query_size), dtype=torch.float32)
+        kind = _CACHE_KINDS[layer.kind]
+        q = torch.empty((rows, config.heads * self._library.penstock_query_bytes(kind)), dtype=torch.uint8)
+        table = None if rope == NO_ROTATION else self._tables[rope]
         self._library.penstock_rotate_store(
             y.data_ptr(),
             _pointer(scales),
-            batch.positions.data_ptr(),
+            batch.rotations.data_ptr(),
             batch.slots.data_ptr(),
-            self._cos.data_ptr(),
-            self._sin.data_ptr(),
+            None if table is None else table.cos.data_ptr(),
+            None if table is None else table.sin.data_ptr(),
             rows,
             config.heads,
             config.kv_heads,
-            config.head_dim**-0.5,
+            _pointer(q_norm),
+            _pointer(k_norm),
+            config.rms_norm_eps,
+            q_norm is not None and len(q_norm) > config.head_dim,
+            0 if table is None else config.rotated,
+            config.query_scale,
             q.data_ptr(),
-            layer.data_ptr(),
-            layer.dtype == torch.float32,
+            layer.pages.data_ptr(),
+            kind,
             _threads(),
         )
         return q
 
-    def attend(self, q: torch.Tensor, batch: StepBatch, layer: torch.Tensor, *, window: int = 0) -> Rows:
-        out, scratch = self._out(*q.shape)
+    def attend(self, q: torch.Tensor, batch: StepBatch, layer: LayerCache, *, window: int = 0) -> Rows:
+        rows = q.shape[0]
+        out, scratch = self._out(rows, self._config.query_size)
         segments, width = batch.page_table.shape
         self._library.penstock_attend(
             q.data_ptr(),
             batch.positions.data_ptr(),
-            layer.data_ptr(),
-            layer.dtype == torch.float32,
+            layer.pages.data_ptr(),
+            _CACHE_KINDS[layer.kind],
             batch.segment_starts.data_ptr(),
             batch.page_table.data_ptr(),
             segments,
             width,
             self._config.kv_heads,
-            q.shape[0],
+            window,
+            self._config.attention_softcap,
+            rows,
             self._kind,
             out.values.data_ptr(),
             _pointer(out.scales),
@@ -180,19 +202,21 @@ class NativeKernels:
 def _lacking(config: DecoderConfig) -> str:
     """The first thing that this model needs and these kernels have not got; "" where there is none."""
     needs = {
-        "an attention window": any(config.windows),
-        "the soft cap of attention": config.attention_softcap != 0,
-        "the norm of queries and keys": config.qk_norm != "none",
-        "a layer with a rotation of its own": any(config.ropes),
-        "partial rotation": config.rotated != config.head_dim,
-        "the scale of attention": config.attention_scale is not None,
         f"the activation {config.activation}": config.activation != "silu",
         "a norm after attention": config.norms != "pre",
         "a mixture of experts": config.experts is not None,
         "the soft cap of logits": config.logit_softcap != 0,
-        "longrope": config.rope_scaling is not None and config.rope_scaling.kind == "longrope",
     }
     return next((what for what, needed in needs.items() if needed), "")
+
+
+def _cache_kinds(compute: Compute, packs: bool) -> tuple[CacheKind, ...]:
+    """Whole-number caches where the processor has dot products for them, by choice of their own only beside int8."""
+    if not packs:
+        return ("fp32", "bf16") if compute == "fp32" else ("bf16", "fp32")
+    if compute == "int8":
+        return ("int8", "int4", "bf16", "fp32")
+    return ("fp32", "bf16", "int8", "int4") if compute == "fp32" else ("bf16", "fp32", "int8", "int4")
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:
@@ -213,11 +237,17 @@ def _bound(path: Path) -> ctypes.CDLL:
     signatures = {
         "penstock_add_norm": [p, p, p, p, f, n, n, i, p, p, p, i],
         "penstock_silu_mul": [p, p, n, n, i, p, p, p, i],
-        "penstock_rotate_store": [p, p, p, p, p, p, n, i, i, f, p, p, i, i],
-        "penstock_attend": [p, p, p, i, p, p, n, n, i, n, i, p, p, p, i],
+        "penstock_rotate_store": [p, p, p, p, p, p, n, i, i, p, p, f, i, i, f, p, p, i, i],
+        "penstock_attend": [p, p, p, i, p, p, n, n, i, i, f, n, i, p, p, p, i],
+        "penstock_pack": [p, n, n, p, p],
+        "penstock_matmul": [p, n, n, p, p, p, n, n, p, i],
     }
     for name, arguments in signatures.items():
         function = getattr(library, name)
         function.argtypes = arguments
         function.restype = None
+    library.penstock_has_dot_products.restype = ctypes.c_int
+    for name in ("penstock_query_bytes", "penstock_page_head_bytes"):
+        function = getattr(library, name)
+        function.argtypes, function.restype = [i], n
     return library

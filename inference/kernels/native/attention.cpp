@@ -1,50 +1,79 @@
-// Rotary embedding, the key-value cache in float32 or bfloat16, and attention over it.
+// Attention of each row over its own sequence's pages, in any kind of cache.
+//
+// Online softmax over the pages (arXiv 2205.14135). Tiles of several tokens share what they read; a row's result does not
+// depend on its tile, because what is masked for it adds exact zeros. Over whole-number caches both products are sums of
+// integers: keys against rotated 8-bit queries, and weights of 8 bits a page against values (cf. arXiv 2410.02367).
 
-#include "vectors.h"
+#include "cache.h"
 
 namespace {
 
-struct Segment {
-    const int32_t* pages;
-    int64_t first_row;
-    int rows;
+struct Reading {
+    const int32_t* positions;
+    int64_t heads;
+    int window;     // tokens that a row sees, itself included; 0: all
+    float softcap;  // scores s become softcap * tanh(s / softcap); 0: they do not
 };
 
-// TOKENS consecutive tokens of one sequence, all query heads of one key-value head: online softmax over the pages
-// (arXiv 2205.14135). A row's result does not depend on TOKENS: what is masked for it adds exact zeros.
-template <class KV, int TOKENS>
-void attend_tile(const float* q, const int32_t* positions, const KV* layer, const int32_t* pages, int64_t first_row,
-                 int kv_head, int kv_heads, float* out) {
-    constexpr int ROWS = TOKENS * GROUP;
-    const int64_t stride = (int64_t)kv_heads * GROUP * HEAD_DIM;
+const ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// The running softmax of ROWS rows. `reach` is the first token that a row does not see, `since` the first that it does.
+template <int ROWS>
+struct Softmax {
+    floats top[ROWS], total[ROWS], fade[ROWS];
+    int reach[ROWS], since[ROWS];
+
+    void begin(const Reading& reading, int64_t first_row) {
+        for (int r = 0; r < ROWS; r++) {
+            top[r] = splat(-std::numeric_limits<float>::infinity());
+            total[r] = floats{};
+            reach[r] = reading.positions[first_row + r / GROUP] + 1;
+            since[r] = reading.window && reach[r] > reading.window ? reach[r] - reading.window : 0;
+        }
+    }
+    // Scores of a page's tokens from `begin` on -> their weights, not yet divided by the total.
+    void page(int r, int begin, float softcap, floats& low, floats& high) {
+        if (softcap != 0.0f) {
+            low = tanh_of(low / softcap) * softcap;
+            high = tanh_of(high / softcap) * softcap;
+        }
+        const floats never = splat(-std::numeric_limits<float>::infinity());
+        const ints token = LANE + begin;
+        low = (token < reach[r]) & (token >= since[r]) ? low : never;
+        high = (token + LANES < reach[r]) & (token + LANES >= since[r]) ? high : never;
+        const floats most = larger(largest(larger(low, high)), top[r]);
+        const floats finite = most == never ? floats{} : most;  // nothing seen yet
+        low = exponential(low - finite);
+        high = exponential(high - finite);
+        fade[r] = exponential(top[r] - finite);
+        top[r] = most;
+        total[r] = total[r] * fade[r] + (low + high);
+    }
+};
+
+inline void prefetch(const void* from, int lines) {
+    for (int line = 0; line < lines; line++) __builtin_prefetch((const char*)from + line * 64);
+}
+
+// Over float32 or bfloat16 pages.
+template <class T, int TOKENS>
+struct FloatTile {
+    using Cache = FloatCache<T>;
+    static constexpr int ROWS = TOKENS * GROUP;
+    static constexpr int64_t HEAD_BYTES = 2 * HEAD_DIM * PAGE_TOKENS * sizeof(T);
     alignas(64) float queries[HEAD_DIM][ROWS];
     alignas(64) float sums[ROWS][HEAD_DIM] = {};
     alignas(64) float weights[ROWS][PAGE_TOKENS];
-    floats top[ROWS], total[ROWS];
-    int reach[ROWS];
-    for (int r = 0; r < ROWS; r++) {
-        const int token = r / GROUP, head = kv_head * GROUP + r % GROUP;
-        const float* from = q + (first_row + token) * stride + (int64_t)head * HEAD_DIM;
+    Softmax<ROWS> softmax;
+
+    void query(int r, const float* from) {
         for (int d = 0; d < HEAD_DIM; d++) queries[d][r] = from[d];
-        top[r] = splat(-std::numeric_limits<float>::infinity());
-        total[r] = floats{};
-        reach[r] = positions[first_row + token] + 1;
     }
-    const int end = reach[ROWS - 1];
-    const ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    for (int begin = 0; begin < end; begin += PAGE_TOKENS) {
-        const KV* keys = layer + ((int64_t)pages[begin / PAGE_TOKENS] * kv_heads + kv_head) * 2 * HEAD_DIM * PAGE_TOKENS;
-        const KV* values = keys + HEAD_DIM * PAGE_TOKENS;
-        // Pages lie anywhere, which the processor cannot foresee: the next one is asked for while this one is used.
-        const int follow = begin + PAGE_TOKENS < end ? begin + PAGE_TOKENS : 0;
-        const int next_head = follow || kv_head + 1 == kv_heads ? kv_head : kv_head + 1;
-        const char* next = (const char*)(layer + ((int64_t)pages[follow / PAGE_TOKENS] * kv_heads + next_head) * 2 *
-                                                     HEAD_DIM * PAGE_TOKENS);
-        floats low[ROWS], high[ROWS];
-        for (int r = 0; r < ROWS; r++) low[r] = high[r] = floats{};
+    void page(const T* keys, int begin, int count, float softcap, const char* next) {
+        const T* values = keys + HEAD_DIM * PAGE_TOKENS;
+        floats low[ROWS] = {}, high[ROWS] = {};
         for (int d = 0; d < HEAD_DIM; d++) {
-            for (int line = 0; line < 2 * (int)sizeof(KV) * PAGE_TOKENS; line += 64)
-                __builtin_prefetch(next + d * 2 * (int)sizeof(KV) * PAGE_TOKENS + line);
+            prefetch(next + d * (HEAD_BYTES / HEAD_DIM), HEAD_BYTES / HEAD_DIM / 64);
             const floats k0 = load(keys + d * PAGE_TOKENS), k1 = load(keys + d * PAGE_TOKENS + LANES);
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; r++) {
@@ -52,26 +81,16 @@ void attend_tile(const float* q, const int32_t* positions, const KV* layer, cons
                 high[r] += queries[d][r] * k1;
             }
         }
-        floats fade[ROWS];
-        const floats never = splat(-std::numeric_limits<float>::infinity());
-#pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++) {
-            floats s0 = lane < reach[r] - begin ? low[r] : never;
-            floats s1 = lane < reach[r] - begin - LANES ? high[r] : never;
-            const floats most = larger(largest(larger(s0, s1)), top[r]);
-            const floats p0 = exponential(s0 - most), p1 = exponential(s1 - most);
-            fade[r] = exponential(top[r] - most);
-            top[r] = most;
-            total[r] = total[r] * fade[r] + (p0 + p1);
-            store(weights[r], p0);
-            store(weights[r] + LANES, p1);
+            softmax.page(r, begin, softcap, low[r], high[r]);
+            store(weights[r], low[r]);
+            store(weights[r] + LANES, high[r]);
         }
-        const int count = end - begin < PAGE_TOKENS ? end - begin : PAGE_TOKENS;
         for (int d = 0; d < HEAD_DIM; d += 2 * LANES) {
             floats a0[ROWS], a1[ROWS];
             for (int r = 0; r < ROWS; r++) {
-                a0[r] = load(sums[r] + d) * fade[r];
-                a1[r] = load(sums[r] + d + LANES) * fade[r];
+                a0[r] = load(sums[r] + d) * softmax.fade[r];
+                a1[r] = load(sums[r] + d + LANES) * softmax.fade[r];
             }
             for (int t = 0; t < count; t++) {
                 const floats v0 = load(values + t * HEAD_DIM + d), v1 = load(values + t * HEAD_DIM + d + LANES);
@@ -87,98 +106,218 @@ void attend_tile(const float* q, const int32_t* positions, const KV* layer, cons
             }
         }
     }
-    for (int r = 0; r < ROWS; r++) {
-        const int token = r / GROUP, head = kv_head * GROUP + r % GROUP;
-        float* to = out + (first_row + token) * stride + (int64_t)head * HEAD_DIM;
-        const float share = 1.0f / sum(total[r])[0];
-        for (int d = 0; d < HEAD_DIM; d += LANES) store(to + d, load(sums[r] + d) * share);
+};
+
+#if defined(__AVX512VNNI__)
+
+// Over 8-bit or 4-bit pages.
+template <int BITS, int TOKENS>
+struct LevelTile {
+    using Cache = LevelCache<BITS>;
+    static constexpr int ROWS = TOKENS * GROUP;
+    static constexpr int64_t HEAD_BYTES = Cache::HEAD_BYTES;
+    static constexpr int LEVELS = HEAD_DIM * PAGE_TOKENS;
+    const QueryHead* queries[ROWS];
+    alignas(64) float sums[ROWS][HEAD_DIM] = {};
+    alignas(64) uint8_t weights[ROWS][PAGE_TOKENS];
+    alignas(64) uint8_t unpacked[BITS == 4 ? 2 * LEVELS : 64];
+    Softmax<ROWS> softmax;
+    float steps[ROWS];
+
+    void query(int r, const QueryHead* from) { queries[r] = from; }
+
+    // 4 bits: keys as they would lie in an 8-bit page, then values.
+    void unpack(const uint8_t* head) {
+        const __m512i low = _mm512_set1_epi8(0x0F), eight = _mm512_set1_epi8(8);
+        constexpr int HALF = HEAD_DIM / 2;
+        for (int block = 0; block < 2; block++)
+            for (int d = 0; d < HALF; d += 4) {
+                const __m512i two = _mm512_loadu_si512(head + block * HALF * 16 + d * 16);
+                uint8_t* to = unpacked + block * HEAD_DIM * 16 + d * 16;
+                _mm512_store_si512(to, _mm512_and_si512(two, low));
+                _mm512_store_si512(to + HALF * 16, _mm512_and_si512(_mm512_srli_epi16(two, 4), low));
+            }
+        const uint8_t* values = head + Cache::HALF_BYTES;
+        for (int quad = 0; quad < PAGE_TOKENS / 4; quad++)
+            for (int d = 0; d < HALF; d += 16) {
+                const __m512i two = _mm512_loadu_si512(values + (quad * HALF + d) * 4);
+                uint8_t* to = unpacked + LEVELS + (quad * HEAD_DIM + d) * 4;
+                _mm512_store_si512(to, _mm512_sub_epi8(_mm512_and_si512(two, low), eight));
+                _mm512_store_si512(to + HALF * 4,
+                                   _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(two, 4), low), eight));
+            }
+    }
+    void page(const uint8_t* head, int begin, int, float softcap, const char* next) {
+        const float* scales = Cache::scales(const_cast<uint8_t*>(head));
+        const uint8_t* keys = head;
+        const uint8_t* values = head + Cache::HALF_BYTES;
+        if constexpr (BITS == 4) {
+            unpack(head);
+            keys = unpacked;
+            values = unpacked + LEVELS;
+        }
+        __m512i low[ROWS], high[ROWS];
+        for (int r = 0; r < ROWS; r++) low[r] = high[r] = _mm512_setzero_si512();
+        constexpr int LINES = (HEAD_BYTES / 64 + HEAD_DIM / 4 - 1) / (HEAD_DIM / 4);
+        for (int d = 0; d < HEAD_DIM; d += 4) {
+            prefetch(next + d / 4 * LINES * 64, LINES);
+            const __m512i k0 = _mm512_loadu_si512(keys + d * 16);
+            const __m512i k1 = _mm512_loadu_si512(keys + (HEAD_DIM + d) * 16);
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; r++) {
+                int32_t four;
+                std::memcpy(&four, queries[r]->levels + d, sizeof four);
+                low[r] = _mm512_dpbusd_epi32(low[r], k0, _mm512_set1_epi32(four));
+                high[r] = _mm512_dpbusd_epi32(high[r], k1, _mm512_set1_epi32(four));
+            }
+        }
+        const floats key_low = load(scales), key_high = load(scales + LANES);
+        const floats value_low = load(scales + PAGE_TOKENS), value_high = load(scales + PAGE_TOKENS + LANES);
+        for (int r = 0; r < ROWS; r++) {
+            const __m512i zero = _mm512_set1_epi32(Cache::ZERO * queries[r]->level_sum);
+            const floats s0 = (floats)_mm512_cvtepi32_ps(_mm512_sub_epi32(low[r], zero));
+            const floats s1 = (floats)_mm512_cvtepi32_ps(_mm512_sub_epi32(high[r], zero));
+            floats w0 = s0 * (key_low * queries[r]->scale), w1 = s1 * (key_high * queries[r]->scale);
+            softmax.page(r, begin, softcap, w0, w1);
+            // Values' scales go into the weights; where a weight is 0 the scale may be anything, NaN too.
+            w0 = w0 > 0.0f ? w0 * value_low : w0;
+            w1 = w1 > 0.0f ? w1 * value_high : w1;
+            const float most = largest(larger(w0, w1))[0];
+            steps[r] = has_nan(w0 + w1) ? std::numeric_limits<float>::quiet_NaN() : most / 255.0f;
+            const float inverse = most > 1e-30f ? 255.0f / most : 0.0f;
+            const __m128i b0 = _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32((__m512)(w0 * inverse)));
+            const __m128i b1 = _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32((__m512)(w1 * inverse)));
+            _mm_store_si128((__m128i*)weights[r], b0);
+            _mm_store_si128((__m128i*)(weights[r] + LANES), b1);
+        }
+        constexpr int WIDE = ROWS <= 6 && HEAD_DIM % 64 == 0 ? 4 : ROWS <= 12 ? 2 : 1;
+        for (int d = 0; d < HEAD_DIM; d += WIDE * LANES) {
+            __m512i added[ROWS][WIDE];
+            for (int r = 0; r < ROWS; r++)
+                for (int i = 0; i < WIDE; i++) added[r][i] = _mm512_setzero_si512();
+            for (int quad = 0; quad < PAGE_TOKENS / 4; quad++) {
+                __m512i v[WIDE];
+                for (int i = 0; i < WIDE; i++)
+                    v[i] = _mm512_loadu_si512(values + (quad * HEAD_DIM + d + i * LANES) * 4);
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; r++) {
+                    int32_t four;
+                    std::memcpy(&four, weights[r] + quad * 4, sizeof four);
+                    const __m512i w = _mm512_set1_epi32(four);
+#pragma GCC unroll 4
+                    for (int i = 0; i < WIDE; i++) added[r][i] = _mm512_dpbusd_epi32(added[r][i], w, v[i]);
+                }
+            }
+            for (int r = 0; r < ROWS; r++)
+                for (int i = 0; i < WIDE; i++) {
+                    float* to = sums[r] + d + i * LANES;
+                    store(to, load(to) * softmax.fade[r] + (floats)_mm512_cvtepi32_ps(added[r][i]) * steps[r]);
+                }
+        }
+    }
+};
+
+#endif  // VNNI
+
+// TOKENS consecutive tokens of one sequence from `first_row` on, all query heads of one key-value head.
+template <class Tile>
+void attend_tile(const typename Tile::Cache::Query* q, const Reading& reading, const typename Tile::Cache& cache,
+                 const int32_t* pages, int64_t first_row, int kv_head, float* out) {
+    Tile tile;
+    const auto head_of = [&](int r) {
+        return (first_row + r / GROUP) * reading.heads + kv_head * GROUP + r % GROUP;
+    };
+    for (int r = 0; r < Tile::ROWS; r++) tile.query(r, q + head_of(r) * Tile::Cache::QUERY_SIZE);
+    tile.softmax.begin(reading, first_row);
+    const int end = tile.softmax.reach[Tile::ROWS - 1];
+    const int first = tile.softmax.since[0] / PAGE_TOKENS * PAGE_TOKENS;
+    for (int begin = first; begin < end; begin += PAGE_TOKENS) {
+        // Pages lie anywhere, which the processor cannot foresee: the next one is asked for while this one is used.
+        const bool more = begin + PAGE_TOKENS < end;
+        const int next_page = (more ? begin + PAGE_TOKENS : first) / PAGE_TOKENS;
+        const int next_head = more || kv_head + 1 == cache.kv_heads ? kv_head : kv_head + 1;
+        tile.page(cache.head(pages[begin / PAGE_TOKENS], kv_head), begin,
+                  end - begin < PAGE_TOKENS ? end - begin : PAGE_TOKENS, reading.softcap,
+                  (const char*)cache.head(pages[next_page], next_head));
+    }
+    for (int r = 0; r < Tile::ROWS; r++) {
+        float* to = out + head_of(r) * HEAD_DIM;
+        const float share = 1.0f / sum(tile.softmax.total[r])[0];
+        for (int d = 0; d < HEAD_DIM; d += LANES) store(to + d, load(tile.sums[r] + d) * share);
     }
 }
 
-// As many tokens at a time as keep the accumulators in registers.
-constexpr int TILE = GROUP >= 12 ? 1 : 12 / GROUP;
-
-template <class KV>
-void attend_all(const float* q, const int32_t* positions, const KV* layer, const int32_t* starts, const int32_t* table,
-                int64_t segments, int64_t table_width, int kv_heads, float* out, int threads) {
+// Every segment, by tiles of as many tokens as keep the accumulators in registers.
+template <class Many, class One>
+void attend_all(const typename One::Cache::Query* q, const Reading& reading, const typename One::Cache& cache,
+                const int32_t* starts, const int32_t* table, int64_t segments, int64_t table_width, float* out,
+                int threads) {
+    constexpr int TOKENS = Many::ROWS / GROUP;
     int64_t work = 0;
     for (int64_t s = 0; s < segments; s++)
-        work += (int64_t)(starts[s + 1] - starts[s]) * (positions[starts[s + 1] - 1] + 1) * kv_heads * GROUP * HEAD_DIM / 16;
+        work += (starts[s + 1] - starts[s]) * (reading.positions[starts[s + 1] - 1] + 1) * reading.heads * HEAD_DIM / 16;
     // Longest first would balance better; with a few sequences a thread, taking the next one free is good enough.
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1) collapse(2) if (work > WORTH_THREADS)
     for (int64_t s = 0; s < segments; s++) {
-        for (int kv_head = 0; kv_head < kv_heads; kv_head++) {
+        for (int kv_head = 0; kv_head < cache.kv_heads; kv_head++) {
             const int32_t* pages = table + s * table_width;
             int64_t row = starts[s];
             const int64_t last = starts[s + 1];
-            for (; row + TILE <= last; row += TILE)
-                attend_tile<KV, TILE>(q, positions, layer, pages, row, kv_head, kv_heads, out);
-            for (; row < last; row++)
-                attend_tile<KV, 1>(q, positions, layer, pages, row, kv_head, kv_heads, out);
+            for (; row + TOKENS <= last; row += TOKENS) attend_tile<Many>(q, reading, cache, pages, row, kv_head, out);
+            for (; row < last; row++) attend_tile<One>(q, reading, cache, pages, row, kv_head, out);
         }
     }
 }
 
-template <class KV>
-void rotate_all(const float* y, const float* scales, const int32_t* positions, const int64_t* slots, const float* cosines,
-                const float* sines, int64_t rows, int heads, int kv_heads, float q_scale, float* q, KV* layer,
-                int threads) {
-    constexpr int HALF = HEAD_DIM / 2;
-#pragma omp parallel for num_threads(threads) schedule(static) if (rows * (heads + 2 * kv_heads) * HEAD_DIM > WORTH_THREADS)
-    for (int64_t row = 0; row < rows; row++) {
-        const float* from = y + row * (int64_t)(heads + 2 * kv_heads) * HEAD_DIM;
-        const float factor = scales ? scales[row] : 1.0f;
-        const float* c = cosines + (int64_t)positions[row] * HALF;
-        const float* s = sines + (int64_t)positions[row] * HALF;
-        for (int head = 0; head < heads; head++, from += HEAD_DIM) {
-            float* to = q + (row * heads + head) * (int64_t)HEAD_DIM;
-            for (int i = 0; i < HALF; i++) {
-                const float a = from[i] * factor, b = from[i + HALF] * factor;
-                to[i] = (a * c[i] - b * s[i]) * q_scale;
-                to[i + HALF] = (b * c[i] + a * s[i]) * q_scale;
-            }
-        }
-        const int64_t page = slots[row] / PAGE_TOKENS, offset = slots[row] % PAGE_TOKENS;
-        KV* base = layer + page * kv_heads * 2 * HEAD_DIM * PAGE_TOKENS;
-        for (int head = 0; head < kv_heads; head++, from += HEAD_DIM) {
-            KV* keys = base + (int64_t)head * 2 * HEAD_DIM * PAGE_TOKENS + offset;
-            for (int i = 0; i < HALF; i++) {
-                const float a = from[i] * factor, b = from[i + HALF] * factor;
-                put(keys + i * PAGE_TOKENS, a * c[i] - b * s[i]);
-                put(keys + (i + HALF) * PAGE_TOKENS, b * c[i] + a * s[i]);
-            }
-        }
-        for (int head = 0; head < kv_heads; head++, from += HEAD_DIM) {
-            KV* values = base + ((int64_t)head * 2 + 1) * HEAD_DIM * PAGE_TOKENS + offset * HEAD_DIM;
-            for (int i = 0; i < HEAD_DIM; i++) put(values + i, from[i] * factor);
-        }
-    }
-}
+constexpr int TILE = GROUP >= 12 ? 1 : 12 / GROUP;
+
+// Carries a type into a generic lambda.
+template <class T> struct Type { using type = T; };
 
 }  // namespace
 
 extern "C" {
 
-void penstock_rotate_store(const float* y, const float* scales, const int32_t* positions, const int64_t* slots,
-                           const float* cosines, const float* sines, int64_t rows, int heads, int kv_heads,
-                           float q_scale, float* q, void* layer, int cache_is_float, int threads) {
-    if (cache_is_float)
-        rotate_all(y, scales, positions, slots, cosines, sines, rows, heads, kv_heads, q_scale, q, (float*)layer, threads);
-    else
-        rotate_all(y, scales, positions, slots, cosines, sines, rows, heads, kv_heads, q_scale, q, (uint16_t*)layer,
-                   threads);
-}
-
-void penstock_attend(const float* q, const int32_t* positions, const void* layer, int cache_is_float,
-                     const int32_t* starts, const int32_t* table, int64_t segments, int64_t table_width, int kv_heads,
+// scratch: float [rows, heads * HEAD_DIM]. UINT8 and INT8 rows take values' rotation over; for the others it is undone.
+void penstock_attend(const void* q, const int32_t* positions, void* layer, int cache_kind, const int32_t* starts,
+                     const int32_t* table, int64_t segments, int64_t table_width, int kv_heads, int window, float softcap,
                      int64_t rows, int kind, void* out, float* out_scales, float* scratch, int threads) {
-    if (cache_is_float)
-        attend_all(q, positions, (const float*)layer, starts, table, segments, table_width, kv_heads, scratch, threads);
-    else
-        attend_all(q, positions, (const uint16_t*)layer, starts, table, segments, table_width, kv_heads, scratch, threads);
+    const Reading reading{positions, (int64_t)kv_heads * GROUP, window, softcap};
+    const auto over = [&](auto cache, auto many, auto one) {
+        using Cache = decltype(cache);
+        using Many = typename decltype(many)::type;
+        using One = typename decltype(one)::type;
+        attend_all<Many, One>((const typename Cache::Query*)q, reading, cache, starts, table, segments, table_width, scratch,
+                              threads);
+    };
+    switch (cache_kind) {
+        case CACHE_FLOAT32:
+            over(FloatCache<float>{(float*)layer, kv_heads}, Type<FloatTile<float, TILE>>{}, Type<FloatTile<float, 1>>{});
+            break;
+        case CACHE_BFLOAT16:
+            over(FloatCache<uint16_t>{(uint16_t*)layer, kv_heads}, Type<FloatTile<uint16_t, TILE>>{},
+                 Type<FloatTile<uint16_t, 1>>{});
+            break;
+#if defined(__AVX512VNNI__)
+        case CACHE_INT8:
+            over(LevelCache<8>{(uint8_t*)layer, kv_heads}, Type<LevelTile<8, TILE>>{}, Type<LevelTile<8, 1>>{});
+            break;
+        case CACHE_INT4:
+            over(LevelCache<4>{(uint8_t*)layer, kv_heads}, Type<LevelTile<4, TILE>>{}, Type<LevelTile<4, 1>>{});
+            break;
+#endif
+    }
     const int64_t width = (int64_t)kv_heads * GROUP * HEAD_DIM;
+    const bool rotated = ROTATED_VALUES && cache_kind >= CACHE_INT8;
 #pragma omp parallel for num_threads(threads) schedule(static) if (rows * width > WORTH_THREADS)
-    for (int64_t row = 0; row < rows; row++) emit(scratch + row * width, width, kind, out, row, out_scales);
+    for (int64_t row = 0; row < rows; row++) {
+        float* here = scratch + row * width;
+        if (rotated && kind < INT8) {
+            rotate_blocks(here, width, KEY_BLOCK);
+            for (int64_t i = 0; i < width; i += LANES) store(here + i, load(here + i) / (float)KEY_BLOCK);
+        }
+        emit(here, width, kind, out, row, out_scales, rotated && kind >= INT8);
+    }
 }
 
 }  // extern "C"

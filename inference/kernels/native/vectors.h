@@ -8,8 +8,10 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
@@ -33,7 +35,7 @@ using bytes = int8_t __attribute__((vector_size(16)));
 // Below this many elements a row loop is done sooner by one thread than by waking another.
 constexpr int64_t WORTH_THREADS = 32768;
 
-enum RowKind { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+enum RowKind { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, UINT8 = 3 };
 
 inline floats load(const float* p) { floats v; std::memcpy(&v, p, sizeof v); return v; }
 inline void store(float* p, floats v) { std::memcpy(p, &v, sizeof v); }
@@ -55,6 +57,10 @@ inline uint16_t to_bfloat16(float x) {
 }
 inline void put(float* p, float x) { *p = x; }
 inline void put(uint16_t* p, float x) { *p = to_bfloat16(x); }
+
+inline floats exponential(floats x);
+// tanh x = 1 - 2 / (e^2x + 1)
+inline floats tanh_of(floats x) { return 1.0f - 2.0f / (exponential(x * 2.0f) + 1.0f); }
 
 // e^x: x = n ln 2 + r, a polynomial in r, and n added to the exponent. Exactly 1 at 0 and 0 below -87.
 inline floats exponential(floats x) {
@@ -113,9 +119,7 @@ template <int STEP> inline floats butterfly(floats v) {
 // The Walsh-Hadamard transform of blocks of 64 (or 32, or 16) elements in place, not normalized: the weights carry the
 // factor. It spreads a row's outliers over their block, so that one int8 scale fits the whole row
 // (QuaRot, arXiv 2404.00456). Nothing where the width has no such blocks; quant/rotation.py does the same.
-void rotate_blocks(float* row, int64_t width) {
-    const int64_t block = width % 64 == 0 ? 64 : width % 32 == 0 ? 32 : width % 16 == 0 ? 16 : 0;
-    if (!block) return;
+inline void rotate_blocks(float* row, int64_t width, int64_t block) {
     for (int64_t start = 0; start < width; start += block) {
         floats v[4];
         const int count = (int)(block / LANES);
@@ -131,10 +135,59 @@ void rotate_blocks(float* row, int64_t width) {
         for (int i = 0; i < count; i++) store(row + start + i * LANES, v[i]);
     }
 }
+inline void rotate_blocks(float* row, int64_t width) {
+    const int64_t block = width % 64 == 0 ? 64 : width % 32 == 0 ? 32 : width % 16 == 0 ? 16 : 0;
+    if (block) rotate_blocks(row, width, block);
+}
 
-// One finished row, in the type that the next matrix product takes. int8: block-rotated (in place), and scaled by the
-// row's own largest magnitude.
-void emit(float* row, int64_t width, int kind, void* out, int64_t index, float* scales) {
+inline bool has_nan(floats v) {
+#ifdef __AVX512F__
+    return _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q) != 0;
+#else
+    const ints odd = v != v;
+    int any = 0;
+    for (int lane = 0; lane < LANES; lane++) any |= odd[lane];
+    return any != 0;
+#endif
+}
+
+// The largest magnitude of a row; NaN where one of them is NaN or infinite.
+inline float magnitude(const float* row, int64_t width) {
+    floats top = {};
+    ints odd = {};
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) {
+        const floats v = load(row + i), size = v < 0.0f ? -v : v;
+        top = size > top ? size : top;
+        odd |= v != v;
+    }
+    float most = largest(top)[0];
+    bool nan = has_nan((floats)odd);  // all bits set is a NaN
+    for (; i < width; i++) {
+        most = std::fabs(row[i]) > most ? std::fabs(row[i]) : most;
+        nan |= row[i] != row[i];
+    }
+    return nan || most > std::numeric_limits<float>::max() ? std::numeric_limits<float>::quiet_NaN() : most;
+}
+
+// Nearest whole numbers (to even) of row * inverse, plus `zero`, as bytes.
+inline void to_levels(const float* row, int64_t width, float inverse, int zero, uint8_t* to) {
+    const floats magic = splat(12582912.0f);
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) {
+        const floats rounded = load(row + i) * inverse + magic;
+        const ints levels = (ints)rounded - (ints)magic + zero;
+        const bytes narrow = __builtin_convertvector(levels, bytes);
+        std::memcpy(to + i, &narrow, sizeof narrow);
+    }
+    for (; i < width; i++) to[i] = (uint8_t)((int)std::nearbyintf(row[i] * inverse) + zero);
+}
+
+inline int64_t padded(int64_t width) { return (width + 63) / 64 * 64; }
+
+// One finished row, in the type that the next matrix product takes. INT8 and UINT8: block-rotated in place (unless it is
+// `rotated` already), and scaled by the row's own largest magnitude. UINT8 rows hold level + 128 and are padded to 64.
+inline void emit(float* row, int64_t width, int kind, void* out, int64_t index, float* scales, bool rotated = false) {
     if (kind == FLOAT32) {
         float* target = (float*)out + index * width;
         if (target != row) std::memcpy(target, row, width * sizeof(float));
@@ -145,41 +198,22 @@ void emit(float* row, int64_t width, int kind, void* out, int64_t index, float* 
         for (int64_t i = 0; i < width; i++) target[i] = to_bfloat16(row[i]);
         return;
     }
-    rotate_blocks(row, width);
-    int8_t* target = (int8_t*)out + index * width;
-    floats top = {};
-    ints odd = {};
-    int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) {
-        floats v = load(row + i), magnitude = v < 0.0f ? -v : v;
-        top = magnitude > top ? magnitude : top;
-        odd |= v != v;
-    }
-    float most = largest(top)[0];
-    bool nan = false;
-    for (int lane = 0; lane < LANES; lane++) nan |= odd[lane] != 0;
-    for (int64_t j = i; j < width; j++) {
-        most = std::fabs(row[j]) > most ? std::fabs(row[j]) : most;
-        nan |= row[j] != row[j];
-    }
-    if (nan || most > std::numeric_limits<float>::max()) {
-        // int8 cannot say NaN; the scale does, and carries it to the end.
-        std::memset(target, 0, width);
-        scales[index] = std::numeric_limits<float>::quiet_NaN();
+    if (!rotated) rotate_blocks(row, width);
+    const int zero = kind == UINT8 ? 128 : 0;
+    const int64_t stride = kind == UINT8 ? padded(width) : width;
+    uint8_t* target = (uint8_t*)out + index * stride;
+    if (stride > width) std::memset(target + width, zero, stride - width);
+    const float most = magnitude(row, width);
+    if (most != most) {
+        // Levels cannot say NaN; the scale does, and carries it to the end.
+        std::memset(target, zero, width);
+        scales[index] = most;
         return;
     }
     float scale = most / 127.0f;
     scale = scale > 1e-30f ? scale : 1e-30f;
     scales[index] = scale;
-    const float inverse = 1.0f / scale;
-    const floats magic = splat(12582912.0f);
-    for (i = 0; i + LANES <= width; i += LANES) {
-        floats rounded = load(row + i) * inverse + magic;
-        ints levels = (ints)rounded - (ints)magic;
-        bytes narrow = __builtin_convertvector(levels, bytes);
-        std::memcpy(target + i, &narrow, sizeof narrow);
-    }
-    for (; i < width; i++) target[i] = (int8_t)std::nearbyintf(row[i] * inverse);
+    to_levels(row, width, 1.0f / scale, zero, target);
 }
 
 }  // namespace
