@@ -21,7 +21,7 @@ from torch import nn
 
 from inference.cache.pages import PAGE_TOKENS, pages_for
 from inference.errors import StoreError
-from inference.kernels.base import Compute, KeyValueCache, Rows
+from inference.kernels.base import Compute, KeyValueCache, LayerCache, Rows
 from inference.kernels.reference import ReferenceKernels, quantize_rows
 from inference.model.batch import StepBatch
 from inference.model.config import DecoderConfig
@@ -61,7 +61,9 @@ class ForeignCache(KeyValueCache):
         self.shapes = shapes
         widths = [(keys.numel() + values.numel()) * PAGE_TOKENS for keys, values in shapes] or [PAGE_TOKENS]
         self.stored = [torch.from_numpy(np.zeros((pages, width), dtype=np.float32)) for width in widths]
-        self.layers = self.stored
+        self.kind = "fp32"
+        self.page_bytes = sum(widths) * 4
+        self.layers = [LayerCache(layer, self.kind) for layer in self.stored]
 
     def clear(self, pages: list[int]) -> None:
         for layer in self.stored:
