@@ -32,18 +32,17 @@ def _pre_tokenizer(file: GGUFFile, name: str) -> Any:
             ]
         )
 
-    if name in ("llama-bpe", "llama3", "llama-v3"):
+    if name in ("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx"):
         return split(_WORDS % "{1,3}")
     if name == "qwen2":
         return split(_WORDS % "")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if name == "smollm":
+    if name in ("smollm", "refact"):
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
     if name in ("default", "gpt-2"):
         return byte_level
-    raise ModelFormatError(
-        file.path, "key 'tokenizer.ggml.pre'", f"is {name!r}; smollm, llama-bpe, qwen2, gpt-2 and default are read"
-    )
+    known = "smollm, refact, llama-bpe, smaug-bpe, dbrx, qwen2, gpt-2 and default"
+    raise ModelFormatError(file.path, "key 'tokenizer.ggml.pre'", f"is {name!r}; {known} are read")
 
 
 def _byte_level(file: GGUFFile, tokens: list[str]) -> Tokenizer:
