@@ -9,6 +9,7 @@ import torch
 
 from inference.kernels.base import CacheKind, Compute, LayerCache, Linear, Rows
 from inference.kernels.native.build import KernelsUnavailable, compiled_library
+from inference.kernels.native.families import SIGNATURES, FamilyKernels
 from inference.kernels.native.linear import PackedLinear, padded
 from inference.model.batch import StepBatch
 from inference.model.config import NO_ROTATION, DecoderConfig
@@ -28,9 +29,6 @@ class NativeKernels:
 
     def __init__(self, config: DecoderConfig, compute: Compute) -> None:
         """Raises KernelsUnavailable."""
-        lacking = _lacking(config)
-        if lacking:
-            raise KernelsUnavailable(f"{lacking} of {config.architecture} is not handled by the compiled kernels")
         self._library = _bound(compiled_library(config))
         self._config = config
         self._compute = compute
@@ -38,6 +36,7 @@ class NativeKernels:
         self._kind = _UINT8 if compute == "int8" and packs else _KINDS[compute]
         self.cache_kinds = _cache_kinds(compute, packs)
         self._tables = rotary_tables(config)
+        self._families = FamilyKernels(self._library, config, self._kind)
 
     def linear(self, name: str, weight: torch.Tensor) -> Linear:
         if self._kind == _UINT8:
@@ -53,7 +52,15 @@ class NativeKernels:
         values = torch.empty((rows, padded(width) if self._kind == _UINT8 else width), dtype=_DTYPES[self._kind])
         return Rows(values, scales), scratch
 
+    def _empty(self, rows: int, width: int) -> Rows:
+        """An empty result."""
+        scales = torch.empty(rows, dtype=torch.float32) if self._compute == "int8" else None
+        values = torch.empty((rows, padded(width) if self._kind == _UINT8 else width), dtype=_DTYPES[self._kind])
+        return Rows(values, scales)
+
     def norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> Rows:
+        if weight is None:
+            return self._families.rows(x, self._empty(*x.shape))
         return self._add_norm(x.contiguous(), None, None, weight)
 
     def norm_exact(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -82,11 +89,17 @@ class NativeKernels:
         *,
         post: torch.Tensor | None = None,
     ) -> Rows:
+        if post is not None or weight is None:
+            self.add(x, y, scales, post=post)
+            return self.norm(x, weight)
         return self._add_norm(x, y, scales, weight)
 
     def add(
         self, x: torch.Tensor, y: torch.Tensor, scales: torch.Tensor | None, *, post: torch.Tensor | None = None
     ) -> None:
+        if post is not None:
+            self._families.add_post(x, y, scales, post)
+            return
         rows, width = x.shape
         self._library.penstock_add_norm(
             x.data_ptr(), y.data_ptr(), _pointer(scales), None, 0.0, rows, width, 0, None, None, None, _threads()
@@ -178,6 +191,8 @@ class NativeKernels:
 
     def silu_mul(self, y: torch.Tensor, scales: torch.Tensor | None) -> Rows:
         rows, width = y.shape[0], y.shape[1] // 2
+        if self._config.activation != "silu":
+            return self._families.gelu_mul(y, scales, self._empty(rows, width))
         out, scratch = self._out(rows, width)
         self._library.penstock_silu_mul(
             y.data_ptr(),
@@ -193,21 +208,10 @@ class NativeKernels:
         return out
 
     def route(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return torch.bmm(weights.expand(len(rows), -1, -1), rows[:, :, None])[:, :, 0]
+        return self._families.route(rows, weights)
 
     def soft_cap(self, y: torch.Tensor, scales: torch.Tensor | None, cap: float) -> torch.Tensor:
-        return torch.tanh((y if scales is None else y * scales[:, None]) / cap) * cap
-
-
-def _lacking(config: DecoderConfig) -> str:
-    """The first thing that this model needs and these kernels have not got; "" where there is none."""
-    needs = {
-        f"the activation {config.activation}": config.activation != "silu",
-        "a norm after attention": config.norms != "pre",
-        "a mixture of experts": config.experts is not None,
-        "the soft cap of logits": config.logit_softcap != 0,
-    }
-    return next((what for what, needed in needs.items() if needed), "")
+        return self._families.soft_cap(y, scales, cap)
 
 
 def _cache_kinds(compute: Compute, packs: bool) -> tuple[CacheKind, ...]:
@@ -242,7 +246,7 @@ def _bound(path: Path) -> ctypes.CDLL:
         "penstock_pack": [p, n, n, p, p],
         "penstock_matmul": [p, n, n, p, p, p, n, n, p, i],
     }
-    for name, arguments in signatures.items():
+    for name, arguments in (signatures | SIGNATURES).items():
         function = getattr(library, name)
         function.argtypes = arguments
         function.restype = None
