@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from inference.errors import InferenceError
 from inference.evaluate_command import add_evaluate_command, run_evaluate
-from inference.request import Completion, GenerationRequest, SamplingParams, TokenEvent
+from inference.generate_command import add_generate, run_generate
 
 _EPILOG = """\
 examples:
@@ -23,6 +21,10 @@ examples:
 
   What the 4 bits cost, on a text that the model was not tuned on:
     python -m inference evaluate ./stores/smollm2 --reference ./SmolLM2-135M-Instruct --text heldout.txt
+
+  An answer that validates against a JSON schema, or is one of a few texts:
+    python -m inference generate --model ./stores/smollm2 --chat --prompt "A person" --json-schema person.json
+    python -m inference generate --model ./stores/smollm2 --chat --prompt "Is ice cold?" --choice yes --choice no
 
   Repeatable sampling, as JSON for a script:
     python -m inference generate --model ./stores/smollm2 --prompt "Once" --temperature 0.8 --seed 7 --json
@@ -39,20 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     generate = commands.add_parser("generate", help="complete prompts, writing the text as it comes")
-    generate.add_argument("--model", required=True, type=Path, help="a weight store, GGUF file or Hugging Face folder")
-    generate.add_argument(
-        "--prompt", action="append", help="the prompt; may be given several times; without it, standard input is read"
-    )
-    generate.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template first")
-    generate.add_argument("--system", help="with --chat: the system message")
-    generate.add_argument("--max-tokens", type=int, default=256, help="tokens to generate at most (default 256)")
-    generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    generate.add_argument("--top-p", type=float, default=1.0, help="draw among the likeliest tokens of this mass")
-    generate.add_argument("--seed", type=int, help="makes drawing repeatable")
-    generate.add_argument("--stop", action="append", default=[], help="end at this text; may be given several times")
-    generate.add_argument("--compute", choices=["auto", "fp32", "bf16", "int8"], default="auto")
-    generate.add_argument("--threads", type=int, help="processor threads (default: all)")
-    generate.add_argument("--json", action="store_true", help="print one JSON object a prompt instead of text")
+    add_generate(generate)
 
     importing = commands.add_parser("import", help="turn a model into a weight store")
     importing.add_argument("source", type=Path, help="a GGUF file, or a Hugging Face folder with safetensors")
@@ -73,63 +62,6 @@ def _parser() -> argparse.ArgumentParser:
     verify = commands.add_parser("verify", help="read a store whole and compare every file with its digest")
     verify.add_argument("store", type=Path)
     return parser
-
-
-def _generate(options: argparse.Namespace) -> int:
-    from inference.engine import Engine
-
-    sampling = SamplingParams(
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        seed=options.seed,
-        stop=tuple(options.stop),
-    )
-    prompts: list[str] = options.prompt or [sys.stdin.read()]
-    engine = Engine.load(options.model, threads=options.threads, compute=options.compute)
-    failed = False
-    for index, prompt in enumerate(prompts):
-        if options.chat:
-            system = [{"role": "system", "content": options.system}] if options.system else []
-            ids = engine.tokenizer.encode_chat([*system, {"role": "user", "content": prompt}])
-        else:
-            ids = engine.tokenizer.encode(prompt)
-        done: list[Completion] = []
-
-        def show(event: TokenEvent) -> None:
-            print(event.text, end="", flush=True)
-
-        engine.submit(
-            GenerationRequest(str(index), tuple(ids), sampling),
-            on_token=None if options.json else show,
-            on_finish=done.append,
-        )
-        try:
-            while not done:
-                engine.step()
-        except KeyboardInterrupt:
-            engine.stop()
-        failed |= _report(done[0], options.json)
-    return 1 if failed else 0
-
-
-def _report(completion: Completion, as_json: bool) -> bool:
-    """Print the outcome; True where it is a failure."""
-    if as_json:
-        print(json.dumps(asdict(completion), ensure_ascii=False))
-        return completion.finish_reason == "error"
-    print()
-    if completion.error is not None:
-        print(f"error: {completion.error}", file=sys.stderr)
-        return True
-    rate = completion.output_tokens / completion.duration_seconds if completion.duration_seconds else 0.0
-    first = f", first after {completion.ttft_seconds:.2f} s" if completion.ttft_seconds is not None else ""
-    print(
-        f"[{completion.finish_reason}: {completion.prompt_tokens} tokens in, {completion.output_tokens} out, "
-        f"{rate:.1f} a second{first}]",
-        file=sys.stderr,
-    )
-    return False
 
 
 def _import(options: argparse.Namespace) -> int:
@@ -165,7 +97,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    actions = {"generate": _generate, "import": _import, "evaluate": run_evaluate, "verify": _verify}
+    actions = {"generate": run_generate, "import": _import, "evaluate": run_evaluate, "verify": _verify}
     try:
         return actions[options.command](options)
     except InferenceError as error:

@@ -46,7 +46,7 @@ class ControlTokens:
         self, messages: Sequence[Mapping[str, Any]], render: Callable[[Sequence[Mapping[str, Any]]], str]
     ) -> list[int]:
         """Token ids of the rendered conversation, control tokens from the template alone."""
-        nonce = secrets.token_hex(8)
+        nonce = secrets.randbelow(10**18)  # digits, which templates that change case leave alone
         hidden: list[str] = []
 
         def hide(match: re.Match[str]) -> str:

@@ -18,6 +18,7 @@ import torch
 
 from inference.cache.pages import PAGE_TOKENS, pages_for
 from inference.constrain import ConstraintCompiler
+from inference.embedding import Embedder, Pooling
 from inference.errors import StoreError
 from inference.group import RequestGroup, new_group
 from inference.loading import CacheChoice, ComputeChoice, LoadedModel, load_model, workspace_bytes
@@ -285,6 +286,20 @@ class Engine:
                 if self._thread is None:
                     self.step()
         return [completion for completion in results if completion is not None]
+
+    def embed(
+        self, prompts: Several[str | Several[int]], *, pooling: Pooling = "mean", normalize: bool = True
+    ) -> list[list[float]]:
+        """A vector of hidden_size numbers for each prompt (text or token ids): its last hidden states, pooled.
+
+        pooling: the mean over all tokens, or the last token's state. normalize: to length 1. From any thread; running
+        requests go on between the steps. Raises InvalidRequest naming the prompt that is empty or too long, and
+        EmbeddingFailed where the model's weights are damaged.
+        """
+        ids = [self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+        torch.set_num_threads(self._governor.threads)
+        embedder = Embedder(self._model, self._scheduler.token_budget, self._stepping, self.step)
+        return embedder.embed(ids, pooling, normalize)
 
     def stats(self) -> EngineStats:
         with self._changed:

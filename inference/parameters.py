@@ -117,7 +117,8 @@ class SamplingParams:
     n: samples of one prompt. best_of: samples made, of which the n with the highest mean log-probability are returned
     stop: strings that end the output and are not part of it. stop_token_ids: tokens that end it; their text is left out
     ignore_eos: the end token does not end the output. min_tokens: no end or stop token comes before as many
-    constraint: what the output must look like; a complete output ends whatever ignore_eos and min_tokens say
+    constraint: what the output must look like; a complete output ends whatever ignore_eos and min_tokens say. Stop
+        strings, which would cut JSON short, go with the other kinds only
 
     Raises InvalidRequest, naming the field.
     """
@@ -168,8 +169,16 @@ class SamplingParams:
             _whole("best_of", self.best_of, self.n, MAX_SAMPLES)
         for token in self.stop_token_ids:
             _whole("stop_token_ids", token, 0, None)
-        if self.constraint is not None and not isinstance(self.constraint, Constraint):
-            raise InvalidRequest("constraint", f"must be a Constraint, not {type(self.constraint).__name__}")
+        if self.constraint is not None:
+            self._check_constraint(self.constraint)
+
+    def _check_constraint(self, constraint: Any) -> None:
+        if not isinstance(constraint, Constraint):
+            raise InvalidRequest("constraint", f"must be a Constraint, not {type(constraint).__name__}")
+        if constraint.kind in ("json_schema", "json_object"):
+            for field, given in (("stop", self.stop), ("stop_token_ids", self.stop_token_ids)):
+                if given:
+                    raise InvalidRequest(field, "would cut JSON short, which ends by itself; leave it out")
 
     def _check_logit_bias(self) -> None:
         if len(self.logit_bias) > MAX_LOGIT_BIAS:

@@ -44,7 +44,7 @@ class Tokenizer:
         self._eos: str = settings.get("eos_token") or ""
         self.eos_token_ids: frozenset[int] = frozenset(settings.get("eos_token_ids") or ())
         self.vocab_size: int = fast.get_vocab_size(with_added_tokens=True)
-        self.is_byte_level: bool = json.loads(fast.to_str()).get("decoder", {}).get("type") == "ByteLevel"
+        self.is_byte_level: bool = (json.loads(fast.to_str()).get("decoder") or {}).get("type") == "ByteLevel"
         self._pieces: dict[int, bytes] = {}
         added = fast.get_added_tokens_decoder()
         self._special = {token for token, entry in added.items() if entry.special}

@@ -68,6 +68,13 @@ def test_best_of_makes_at_least_as_many_samples_as_are_returned() -> None:
         SamplingParams(n=3, best_of=2)
 
 
+def test_stop_strings_do_not_cut_json() -> None:
+    for constraint in (Constraint.json_object(), Constraint.json_schema({"type": "object"})):
+        with pytest.raises(InvalidRequest, match="stop: would cut JSON short"):
+            SamplingParams(stop=("}",), constraint=constraint)
+    SamplingParams(stop=("\n",), constraint=Constraint.regex("[a-z\n]+"))
+
+
 def test_constraints_that_no_compiler_should_see_are_refused() -> None:
     deep: Any = {}
     for _ in range(MAX_SCHEMA_DEPTH):
