@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     add_generate(generate)
 
     importing = commands.add_parser("import", help="turn a model into a weight store")
-    importing.add_argument("source", type=Path, help="a GGUF file, or a Hugging Face folder with safetensors")
+    importing.add_argument("source", type=Path, help="a GGUF file, Hugging Face folder, or store")
     importing.add_argument("store", type=Path, help="the folder to make; it must not exist")
     importing.add_argument(
         "--quantize",
@@ -54,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     importing.add_argument(
         "--group-size", type=int, choices=[32, 64, 128], default=32, help="weights that share a scale"
+    )
+    importing.add_argument(
+        "--calibrate", type=Path, help="text by which int4 or int8 rounding is chosen to change outputs least"
     )
     importing.add_argument("--json", action="store_true", help="print the manifest as JSON")
 
@@ -72,7 +75,12 @@ def _import(options: argparse.Namespace) -> int:
 
     watched = progress if sys.stderr.isatty() else None
     manifest = import_model(
-        options.source, options.store, quantize=options.quantize, group_size=options.group_size, progress=watched
+        options.source,
+        options.store,
+        quantize=options.quantize,
+        group_size=options.group_size,
+        calibrate=options.calibrate,
+        progress=watched,
     )
     if watched is not None:
         print(file=sys.stderr)

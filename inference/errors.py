@@ -47,6 +47,10 @@ class QuantizationError(InferenceError):
         self.message = message
 
 
+class CalibrationError(InferenceError):
+    """A calibration text that cannot be read or says nothing, or one given where nothing is to be rounded by it."""
+
+
 class TemplateError(InferenceError):
     """A chat template that is missing, broken, or that refuses the messages given."""
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import torch
 
 from inference.cache.pages import PAGE_TOKENS, pages_for
-from inference.errors import InvalidRequest
+from inference.errors import CalibrationError, InvalidRequest
 from inference.group import lone_sequence
 from inference.kernels.base import Compute
 from inference.loading import CacheChoice, ComputeChoice, LoadedModel, load_model
 from inference.model.batch import build_batch
+from inference.model.decoder import Decoder
+from inference.model.feed_forward import Wrap
 from inference.scheduler import CHUNK_TOKENS, Slice
 from inference.tokenizer import Tokenizer
 
@@ -56,6 +58,12 @@ class Scorer:
     def max_tokens(self) -> int:
         """The longest text that fits the model's context and this scorer's memory, in tokens."""
         return min(self.manifest.config.max_context, self._model.pages.total * PAGE_TOKENS)
+
+    def wrap_products(self, wrap: Wrap) -> None:
+        """As `Decoder.wrap_products`. CalibrationError for a model that runs through transformers' own code."""
+        if not isinstance(self._model.decoder, Decoder):
+            raise CalibrationError(f"{self.manifest.config.architecture}: its layers cannot be observed in that code")
+        self._model.decoder.wrap_products(wrap)
 
     def logits(self, tokens: Several[int]) -> Iterator[tuple[int, torch.Tensor]]:
         """Pieces of (first position, float32 [positions, vocab]), in order, in bounded memory.

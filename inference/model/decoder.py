@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from inference.kernels.base import Kernels, KeyValueCache, Linear, Rows
 from inference.model.batch import StepBatch
 from inference.model.config import DecoderConfig, LayerShape
 from inference.model.embedding import Embedding
-from inference.model.feed_forward import Affine, ExpertMixture, FeedForward, GatedNetwork
+from inference.model.feed_forward import Affine, ExpertMixture, FeedForward, GatedNetwork, Wrap
 from inference.weights.store import StoreReader
 
 
@@ -35,6 +35,15 @@ class DecoderLayer:
     @property
     def nbytes(self) -> int:
         return self.qkv.nbytes + self.o.nbytes + self.feed_forward.nbytes
+
+    def wrapped(self, prefix: str, wrap: Wrap) -> DecoderLayer:
+        """The same layer with `wrap(name, product)` in each product's place; its name is its first matrix's."""
+        return replace(
+            self,
+            qkv=self.qkv.wrapped(prefix + "q", wrap),
+            o=self.o.wrapped(prefix + "o", wrap),
+            feed_forward=self.feed_forward.wrapped(prefix, wrap),
+        )
 
 
 class _LayerReader:
@@ -135,6 +144,10 @@ class Decoder:
     def head_nbytes(self) -> int:
         """Bytes of the head, which a step reads where logits are wanted."""
         return 0 if self._head is None else self._head.nbytes
+
+    def wrap_products(self, wrap: Wrap) -> None:
+        """Put `wrap(name, product)` in the place of each product of the layers, in order: to observe its input."""
+        self._layers = [layer.wrapped(f"layers.{index}.", wrap) for index, layer in enumerate(self._layers)]
 
     def forward(self, batch: StepBatch, cache: KeyValueCache, between_layers: Callable[[], None] | None = None) -> Rows:
         """Compute a step: keys and values of its rows go into the cache; returns logits of `batch.logit_rows`.

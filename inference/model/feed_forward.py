@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from inference.kernels.base import Kernels, Linear, Rows
 from inference.model.config import Experts
+
+Wrap = Callable[[str, Linear], Linear]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,9 @@ class Affine:
     @property
     def nbytes(self) -> int:
         return self.linear.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def wrapped(self, name: str, wrap: Wrap) -> Affine:
+        return replace(self, linear=wrap(name, self.linear))
 
     def __call__(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Rows [M, K] -> float32 [M, N], and the scales [M] that it is still to be multiplied by, or None."""
@@ -36,6 +42,8 @@ class Affine:
 class FeedForward(Protocol):
     @property
     def nbytes(self) -> int: ...
+
+    def wrapped(self, prefix: str, wrap: Wrap) -> FeedForward: ...
 
     def __call__(
         self, rows: Rows, x: torch.Tensor, norm: torch.Tensor | None, kernels: Kernels
@@ -54,6 +62,9 @@ class GatedNetwork:
     @property
     def nbytes(self) -> int:
         return self.gate_up.nbytes + self.down.nbytes
+
+    def wrapped(self, prefix: str, wrap: Wrap) -> GatedNetwork:
+        return GatedNetwork(self.gate_up.wrapped(prefix + "gate", wrap), self.down.wrapped(prefix + "down", wrap))
 
     def __call__(
         self, rows: Rows, x: torch.Tensor, norm: torch.Tensor | None, kernels: Kernels
@@ -77,6 +88,10 @@ class ExpertMixture:
     @property
     def nbytes(self) -> int:
         return self.router.nbytes + sum(expert.nbytes for expert in self.experts)
+
+    def wrapped(self, prefix: str, wrap: Wrap) -> ExpertMixture:
+        experts = (expert.wrapped(f"{prefix}experts.{index}.", wrap) for index, expert in enumerate(self.experts))
+        return replace(self, experts=tuple(experts))
 
     def __call__(
         self, rows: Rows, x: torch.Tensor, norm: torch.Tensor | None, kernels: Kernels

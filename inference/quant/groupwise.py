@@ -63,18 +63,8 @@ def quantize(name: str, weights: Array, scheme: Scheme, group_size: int = 32) ->
     at most half a step plus that rounding. Raises QuantizationError, naming the tensor, on NaN or infinity and where K
     is no multiple of the group size.
     """
-    if weights.ndim != 2 or weights.shape[1] % group_size:
-        raise QuantizationError(name, f"shape {weights.shape} does not divide into groups of {group_size} columns")
-    if scheme == "int4" and group_size % 2:
-        raise QuantizationError(name, f"int4 needs an even group size, not {group_size}")
-    weights = np.ascontiguousarray(weights, dtype=np.float32)
-    if not np.isfinite(weights).all():
-        row, column = np.argwhere(~np.isfinite(weights))[0]
-        raise QuantizationError(
-            name, f"holds {weights[row, column]} at row {row}, column {column}; want finite weights"
-        )
+    groups = checked_groups(name, weights, scheme, group_size)
     rows, columns = weights.shape
-    groups = weights.reshape(rows, columns // group_size, group_size)
     scales, minima = group_ranges(name, groups, scheme)
     offset = 0 if scheme == "int4" else 128
     steps = 15 if scheme == "int4" else 255
@@ -86,6 +76,23 @@ def quantize(name: str, weights: Array, scheme: Scheme, group_size: int = 32) ->
     levels = np.where(exact_scales > 0, levels, 0.0).reshape(rows, columns)
     values = pack_int4(levels.astype(np.uint8)) if scheme == "int4" else levels.astype(np.int8)
     return GroupwiseTensor(scheme, group_size, values, scales, minima)
+
+
+def checked_groups(name: str, weights: Array, scheme: Scheme, group_size: int) -> Array:
+    """Float [N, K] as float32 [N, K / group_size, group_size]. Raises QuantizationError as `quantize` does."""
+    if weights.ndim != 2 or weights.shape[1] % group_size:
+        raise QuantizationError(name, f"shape {weights.shape} does not divide into groups of {group_size} columns")
+    if scheme == "int4" and group_size % 2:
+        raise QuantizationError(name, f"int4 needs an even group size, not {group_size}")
+    weights = np.ascontiguousarray(weights, dtype=np.float32)
+    if not np.isfinite(weights).all():
+        row, column = np.argwhere(~np.isfinite(weights))[0]
+        raise QuantizationError(
+            name, f"holds {weights[row, column]} at row {row}, column {column}; want finite weights"
+        )
+    rows, columns = weights.shape
+    groups: Array = weights.reshape(rows, columns // group_size, group_size)
+    return groups
 
 
 def group_ranges(name: str, groups: Array, scheme: Scheme) -> tuple[Array, Array]:

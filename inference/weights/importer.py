@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
+import shutil
+import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from inference.errors import CalibrationError, StoreError
 from inference.quant import groupwise
 from inference.quant.groupwise import Array, GroupwiseTensor, check_finite, dequantize, fitting_group
 from inference.weights.manifest import StoreManifest
 from inference.weights.sources import ModelSource, Weights, open_source
 from inference.weights.store import StoreWriter, bfloat16_to_float32, float32_to_bfloat16, write_manifest, writing_store
+
+if TYPE_CHECKING:
+    from inference.quant.calibration import Calibration
 
 Quantize = Literal["keep", "int4", "int8", "bf16"]
 
@@ -32,34 +39,59 @@ def import_model(
     *,
     quantize: Quantize = "keep",
     group_size: int = 32,
+    calibrate: Path | str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> StoreManifest:
-    """Import a GGUF file or a Hugging Face folder into a new weight store.
+    """Import a GGUF file, a Hugging Face folder or another store into a new weight store.
 
     `keep` takes the source's precision as it is; `int4` and `int8` quantize what is wider (embedding and head at 8 bits
     at least), taking over without a second loss what is quantized so already; `bf16` widens or narrows to bfloat16.
-    Norms stay float32. A matrix whose rows do not divide into groups of that size gets the next smaller one that fits.
-    `progress` is called with (weights done, weights in all).
+    Norms, biases and routers stay float32. A matrix whose rows do not divide into groups of that size gets the next
+    smaller one that fits. `calibrate`: a text file by which `int4` or `int8` rounding is chosen to change the layers'
+    outputs least (`quant.gptq`); it needs torch, memory for the model in float32, and room on disk for a copy of the
+    source meanwhile. `progress` is called with (weights done, weights in all).
 
     Raises ModelFormatError (source), QuantizationError (NaN, infinity), StoreError (store exists, disk full). The store
-    appears whole or not at all.
+    appears whole or not at all. CalibrationError where the text cannot be read, or does not serve.
     """
     if quantize not in ("keep", "int4", "int8", "bf16"):
         raise ValueError(f"quantize is {quantize!r}; keep, int4, int8 or bf16 is expected")
     if group_size not in GROUP_SIZES:
         raise ValueError(f"group_size is {group_size}; one of {GROUP_SIZES} is expected")
+    if calibrate is not None and quantize not in ("int4", "int8"):
+        raise CalibrationError(f"a calibration text serves int4 and int8; quantize is {quantize!r}")
     origin = open_source(Path(source))
-    with writing_store(Path(store)) as writer:
-        _write_tensors(origin, writer, quantize, group_size, progress)
+    with _calibration(Path(source), Path(store), calibrate) as calibration, writing_store(Path(store)) as writer:
+        _write_tensors(origin, writer, quantize, group_size, calibration, progress)
         names = []
         for name, content in origin.tokenizer_files().items():
             writer.text(name, content)
             names.append(name)
         for name, content in origin.model_files().items():
             writer.text(name, content)
-        manifest = _manifest(origin, Path(source), writer, quantize, tuple(names))
+        facts = None if calibration is None else calibration.facts
+        manifest = _manifest(origin, Path(source), writer, quantize, facts, tuple(names))
         write_manifest(writer, manifest)
     return StoreManifest.load(store)
+
+
+@contextmanager
+def _calibration(source: Path, store: Path, text: Path | str | None) -> Iterator[Calibration | None]:
+    """The moments of the unquantized model, read from a store of it that lies beside the new one meanwhile."""
+    if text is None:
+        yield None
+        return
+    # Only a calibrated import computes with the model: all others go without torch.
+    from inference.quant.calibration import Calibration
+
+    if store.exists():
+        raise StoreError(store, "exists already; remove it or name another folder")
+    kept = store.parent / f".{store.name}.{uuid.uuid4().hex[:8]}.source.partial"
+    try:
+        import_model(source, kept)
+        yield Calibration(kept, Path(text))
+    finally:
+        shutil.rmtree(kept, ignore_errors=True)
 
 
 def _write_tensors(
@@ -67,6 +99,7 @@ def _write_tensors(
     writer: StoreWriter,
     mode: Quantize,
     group_size: int,
+    calibration: Calibration | None,
     progress: Callable[[int, int], None] | None,
 ) -> None:
     plan = origin.plan()
@@ -74,15 +107,20 @@ def _write_tensors(
     for file, entries in groupby(plan, key=lambda entry: entry[0]):
         with writer.file(file) as out:
             for _, name, shape in entries:
-                writer.add(out, name, _converted(name, origin.load(name, shape), mode, group_size))
+                writer.add(out, name, _converted(name, origin.load(name, shape), mode, group_size, calibration))
                 done += math.prod(shape)
                 if progress is not None:
                     progress(done, total)
 
 
-def _converted(name: str, weights: Weights, mode: Quantize, group_size: int) -> Weights:
+def _converted(
+    name: str, weights: Weights, mode: Quantize, group_size: int, calibration: Calibration | None
+) -> Weights:
     if not isinstance(weights, GroupwiseTensor) and weights.ndim != 2:
         return _float32(weights) if weights.ndim == 1 else weights
+    # A router's pick of experts is all or nothing, and its matrix is tiny.
+    if name.endswith(".router"):
+        return _float32(weights)
     if isinstance(weights, GroupwiseTensor):
         check_finite(name, weights)
     if mode == "keep":
@@ -93,7 +131,13 @@ def _converted(name: str, weights: Weights, mode: Quantize, group_size: int) -> 
     scheme: Literal["int4", "int8"] = "int8" if mode == "int8" or _is_vocabulary(name) else "int4"
     if isinstance(weights, GroupwiseTensor) and (weights.scheme == scheme or weights.scheme == "int4"):
         return weights
-    return groupwise.quantize(name, _float32(weights), scheme, fitting_group(weights.shape[1], group_size))
+    group = fitting_group(weights.shape[1], group_size)
+    moments = None if calibration is None else calibration.moments(name)
+    if moments is None:
+        return groupwise.quantize(name, _float32(weights), scheme, group)
+    from inference.quant.gptq import quantize_by_moments
+
+    return quantize_by_moments(name, _float32(weights), moments, scheme, group)
 
 
 def _is_vocabulary(name: str) -> bool:
@@ -109,7 +153,12 @@ def _float32(weights: Weights) -> Array:
 
 
 def _manifest(
-    origin: ModelSource, source: Path, writer: StoreWriter, mode: Quantize, tokenizer_files: tuple[str, ...]
+    origin: ModelSource,
+    source: Path,
+    writer: StoreWriter,
+    mode: Quantize,
+    calibration: dict[str, Any] | None,
+    tokenizer_files: tuple[str, ...],
 ) -> StoreManifest:
     tensors = tuple(writer.tensors)
     matrices = [tensor for tensor in tensors if len(tensor.shape) == 2]
@@ -128,6 +177,7 @@ def _manifest(
             "scheme": weights.most_common(1)[0][0],
             "weights_by_encoding": dict(sorted(weights.items())),
             "bits_per_weight": round(8 * stored / parameters, 3),
+            **({} if calibration is None else {"calibration": calibration}),
         },
         source_name=source.resolve().name,
         source_format=origin.format,
