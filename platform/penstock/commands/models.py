@@ -6,7 +6,7 @@ from typing import Any
 import click
 from django.utils.translation import gettext as _
 
-from penstock.commands.base import as_option, json_option, print_json, table, with_database
+from penstock.commands.base import as_option, fail, json_option, print_json, table, with_database
 
 
 @click.group(help=_("Model releases: import weights, list what is there."))
@@ -32,7 +32,18 @@ def model() -> None:
     show_default=True,
     help=_("Keep the source's own precision, or change it."),
 )
-@click.option("--group-size", type=click.Choice(["32", "64", "128"]), default="32", show_default=True)
+@click.option(
+    "--group-size",
+    type=click.Choice(["32", "64", "128"]),
+    default="32",
+    show_default=True,
+    help=_("Weights that share a scale."),
+)
+@click.option(
+    "--calibrate",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help=_("Text, UTF-8, by which int4 or int8 rounding is chosen to change the layers' outputs least."),
+)
 @click.option("--approve", is_flag=True, help=_("Approve the release at once (needs the role)."))
 @as_option
 @json_option
@@ -44,6 +55,7 @@ def model_import(
     supplier: str,
     quantize: Any,
     group_size: str,
+    calibrate: Path | None,
     approve: bool,
     username: str,
     as_json: bool,
@@ -65,6 +77,7 @@ def model_import(
             supplier=supplier,
             quantize=quantize,
             group_size=int(group_size),
+            calibrate=calibrate,
             progress=lambda done, total: progress.update(bar, completed=done, total=total),
         )
     if approve:
@@ -79,6 +92,77 @@ def release_as_dict(release: Any) -> dict[str, object]:
     fields = ("name", "status", "digest", "architecture", "parameters", "size_bytes", "context_tokens", "quantization",
               "licence", "supplier", "source", "imported_at", "imported_by", "approved_at", "approved_by")  # fmt: skip
     return {name: getattr(release, name) for name in fields}
+
+
+@model.command(
+    "evaluate",
+    help=_(
+        "Measure a release against its reference on a held-out text, and record the figures on its page."
+        "\n\nExample:  penstock model evaluate my-model-q4 --text heldout.txt --task questions.jsonl"
+    ),
+)
+@click.argument("name")
+@click.option(
+    "--text",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help=_("Held-out text, UTF-8: some thousand words that the model was not tuned on."),
+)
+@click.option(
+    "--task",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help=_('Questions, JSONL: {"context", "choices", "answer"} or {"context", "target"} a line.'),
+)
+@click.option(
+    "--reference",
+    type=click.Path(exists=True, path_type=Path),
+    help=_("What to compare with: a store, GGUF file or folder; default: the source it was imported from."),
+)
+@click.option("--tokens", type=click.IntRange(min=2), help=_("Tokens of the text at most; default: all."))
+@as_option
+@json_option
+@with_database
+def model_evaluate(
+    name: str,
+    text: Path,
+    task: Path | None,
+    reference: Path | None,
+    tokens: int | None,
+    username: str,
+    as_json: bool,
+) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from penstock.dashboard.evaluations import rows_of
+    from penstock.operations.acting import person
+    from penstock.registry.models import ModelRelease
+    from penstock.registry.selectors import releases_visible_to
+    from penstock.registry.services import evaluate_release
+
+    user = person(username)
+    try:
+        release = releases_visible_to(user).get(name=name)
+    except ModelRelease.DoesNotExist:
+        fail(_("There is no model release named %(name)s.") % {"name": name})
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task(_("Evaluating"), total=None)
+        evaluation = evaluate_release(
+            user=user,
+            release=release,
+            text=text,
+            task=task,
+            reference=reference,
+            max_tokens=tokens,
+            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+    if as_json:
+        print_json(evaluation.figures)
+        return
+    table(
+        [_("figure"), _("value"), _("95% interval")],
+        [[row.label, row.value, row.interval or None] for row in rows_of(evaluation)],
+    )
 
 
 @model.command("list", help=_("List the model releases."))

@@ -21,6 +21,7 @@ KINDS: dict[str, Promise] = {
     "task.retired": _("Task retired"),
     "thresholds.changed": _("Fairness thresholds changed"),
     "release.imported": _("Release imported"),
+    "release.evaluated": _("Release evaluated"),
     "release.approved": _("Release approved"),
     "release.withdrawn": _("Release withdrawn"),
     "batch.created": _("Batch created"),

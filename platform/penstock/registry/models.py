@@ -68,6 +68,28 @@ class ModelRelease(models.Model):
         return self.name
 
 
+class ReleaseEvaluation(models.Model):
+    """What one measurement of a release against a reference gave. Never changed; a release may have several.
+
+    `figures` is `inference.evaluate.Evaluation` as JSON: values with their intervals, and what was run.
+    """
+
+    release = models.ForeignKey(ModelRelease, on_delete=models.PROTECT, related_name="evaluations")
+    figures = models.JSONField()
+    text_name = models.CharField(max_length=200)
+    text_sha256 = models.CharField(max_length=64)
+    task_sha256 = models.CharField(max_length=64, blank=True)
+    reference_digest = models.CharField(max_length=64)
+    evaluated_at = models.DateTimeField(auto_now_add=True)
+    evaluated_by = models.CharField(max_length=150)
+
+    class Meta:
+        ordering = ("release", "-evaluated_at", "-id")
+
+    def __str__(self) -> str:
+        return f"{self.release} {self.evaluated_at:%Y-%m-%d}"
+
+
 class Task(models.Model):
     """A registered use of AI."""
 

@@ -4,7 +4,7 @@ from django.db.models import QuerySet
 
 from penstock.accounts.access import Person, has_role, visible_to
 from penstock.accounts.models import Team
-from penstock.registry.models import ModelRelease, Task, TaskVersion
+from penstock.registry.models import ModelRelease, ReleaseEvaluation, Task, TaskVersion
 from penstock.registry.transitions import TASK_TRANSITIONS
 
 
@@ -17,6 +17,11 @@ def releases_visible_to(user: Person) -> QuerySet[ModelRelease]:
     if not user.is_authenticated or not user.is_active:
         return ModelRelease.objects.none()
     return ModelRelease.objects.all()
+
+
+def evaluations_of(release: ModelRelease) -> QuerySet[ReleaseEvaluation]:
+    """A release's evaluations, the latest first. Who may see the release may see them."""
+    return ReleaseEvaluation.objects.filter(release=release)
 
 
 def task_versions_visible_to(user: Person) -> QuerySet[TaskVersion]:

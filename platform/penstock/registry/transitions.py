@@ -51,6 +51,13 @@ TASK_TRANSITIONS: Mapping[str, Transition[Task.Status]] = {
 
 _R = ModelRelease.Status
 RELEASE_TRANSITIONS: Mapping[str, Transition[ModelRelease.Status]] = {
+    # Only an imported release becomes evaluated by it; an evaluated or approved one keeps its state.
+    "evaluate": Transition(
+        frozenset({_R.IMPORTED, _R.EVALUATED, _R.APPROVED}),
+        _R.EVALUATED,
+        (Role.OPERATOR, Role.APPROVER),
+        "release.evaluated",
+    ),
     "approve": Transition(frozenset({_R.IMPORTED, _R.EVALUATED}), _R.APPROVED, (Role.APPROVER,), "release.approved"),
     "withdraw": Transition(
         frozenset({_R.IMPORTED, _R.EVALUATED, _R.APPROVED}), _R.WITHDRAWN, (Role.APPROVER,), "release.withdrawn"

@@ -10,9 +10,10 @@ from django.views.decorators.http import require_safe
 from penstock.accounts.access import has_role
 from penstock.dashboard.access import viewer
 from penstock.dashboard.acts import Act, confirm
+from penstock.dashboard.evaluations import described, rows_of
 from penstock.dashboard.history import history
 from penstock.registry import services
-from penstock.registry.selectors import releases_visible_to, tasks_visible_to
+from penstock.registry.selectors import evaluations_of, releases_visible_to, tasks_visible_to
 from penstock.registry.transitions import RELEASE_TRANSITIONS
 
 
@@ -26,8 +27,11 @@ def index(request: HttpRequest) -> HttpResponse:
 def detail(request: HttpRequest, name: str) -> HttpResponse:
     user = viewer(request)
     release = get_object_or_404(releases_visible_to(user), name=name)
+    evaluations = list(evaluations_of(release))
     context = {
         "release": release,
+        "quantization": release.manifest.get("quantization", {}),
+        "evaluations": [(evaluation, described(evaluation), rows_of(evaluation)) for evaluation in evaluations],
         "tasks": tasks_visible_to(user).filter(model_release=release),
         "history": history(release.name),
         "files": release.manifest.get("files", []),
@@ -35,7 +39,7 @@ def detail(request: HttpRequest, name: str) -> HttpResponse:
         "acts": [
             (act, LABELS[act]())
             for act, transition in RELEASE_TRANSITIONS.items()
-            if release.status in transition.sources and has_role(user, None, *transition.roles)
+            if act in LABELS and release.status in transition.sources and has_role(user, None, *transition.roles)
         ],
     }
     return render(request, "dashboard/releases/detail.html", context)
@@ -52,7 +56,11 @@ def act(request: HttpRequest, name: str, act: str) -> HttpResponse:
         raise Http404
     if act == "approve":
         service, told = services.approve_release, _("Approved: tasks may run on it.")
+        evaluated = evaluations_of(release).exists()
         consequences = [
+            _("It was measured against its reference; the figures are on its page.")
+            if evaluated
+            else _("It has not been evaluated: nothing shows yet what its quantization costs in quality."),
             _("Tasks may then run on exactly these weights: digest %(digest)s.") % {"digest": release.digest},
             _("Licence: %(licence)s. Source: %(source)s.")
             % {"licence": release.licence or _("not stated"), "source": release.source or _("not stated")},

@@ -1,5 +1,6 @@
 """Every write of tasks and model releases."""
 
+from penstock.registry.services.evaluations import evaluate_release
 from penstock.registry.services.releases import approve_release, import_release, withdraw_release
 from penstock.registry.services.tasks import (
     activate_task,
@@ -16,6 +17,7 @@ __all__ = [
     "approve_release",
     "create_task",
     "create_unassigned_task",
+    "evaluate_release",
     "import_release",
     "retire_task",
     "submit_task",

@@ -39,13 +39,15 @@ def import_release(
     supplier: str = "",
     quantize: Quantize = "keep",
     group_size: int = 32,
+    calibrate: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ModelRelease:
-    """Takes a GGUF file or a Hugging Face folder into `settings.MODELS_DIR/<name>` and registers it as a release.
+    """Takes a GGUF file, Hugging Face folder or store into `settings.MODELS_DIR/<name>` and registers it as a release.
 
     The row is written only once the store is complete on disk, so a release is never half there; what an import that
-    was killed left behind is cleared by the next one. `progress` gets (weights done, weights in all). An operator or
-    approver of any team may.
+    was killed left behind is cleared by the next one. `quantize`, `group_size` and `calibrate` are those of
+    `inference.weights.import_model`; calibrating imports torch. `progress` gets (weights done, weights in all). An
+    operator or approver of any team may.
 
     Raises PermissionDenied, ValidationError naming the field (a name or content that exists already), and what
     `inference.weights.import_model` raises: ModelFormatError for a truncated or malformed file, StoreError for a full
@@ -59,11 +61,13 @@ def import_release(
         raise ValidationError({"source": _("There is nothing at %(path)s.") % {"path": source}})
     _check_name(name)
     models = Path(settings.MODELS_DIR)
-    with _one_import_at_a_time(models):
+    with one_import_at_a_time(models):
         _check_name(name)  # another import may have taken it while this one waited
         _clear_leftovers(models, name)
         store = models / name
-        manifest = import_model(source, store, quantize=quantize, group_size=group_size, progress=progress)
+        manifest = import_model(
+            source, store, quantize=quantize, group_size=group_size, calibrate=calibrate, progress=progress
+        )
         try:
             return _register(user, source, store, manifest, name=name, licence=licence, supplier=supplier)
         except BaseException:
@@ -117,7 +121,7 @@ def _check_name(name: str) -> None:
 
 
 @contextmanager
-def _one_import_at_a_time(models: Path) -> Iterator[None]:
+def one_import_at_a_time(models: Path) -> Iterator[None]:
     """Holds a lock that the system lets go when the process ends, however it ends."""
     models.mkdir(parents=True, exist_ok=True)
     handle = os.open(models / ".import.lock", os.O_RDWR | os.O_CREAT, 0o600)
