@@ -48,6 +48,7 @@ class EngineStats:
     busy_seconds: wall time within steps. mean_batch_size: sequences a step.
     prefill_tokens: of prompts, computed. prefix_hit_tokens: of prompts, found in the cache instead. recomputed_tokens:
     computed again after a preemption. preemptions, pauses: how often sequences had to give up pages, or their place.
+    steps_within_steps: for urgent requests that came during a step.
     running, paused, waiting: sequences now.
     cache_pages_used: held by sequences now; _peak: at most so far; _idle: kept for prompts that begin alike.
     threads: at most; threads_now: fewer where other processes hold the processor.
@@ -62,6 +63,7 @@ class EngineStats:
     recomputed_tokens: int
     preemptions: int
     pauses: int
+    steps_within_steps: int
     finished: int
     cancelled: int
     errors: int
@@ -117,6 +119,7 @@ class Engine:
         self._steps = self._prefill_tokens = self._output_tokens = self._sequence_steps = 0
         self._busy_seconds = 0.0
         self._ended: Counter[FinishReason] = Counter()
+        self._steps_ahead = 0
         self._step_priority = 0  # of the most urgent sequence in the step at hand
         self._ahead_seconds = self._ahead_processor_seconds = 0.0  # spent on other steps within the step at hand
         self._meter = StepMeter()
@@ -314,6 +317,7 @@ class Engine:
                 recomputed_tokens=scheduler.recomputed_tokens,
                 preemptions=scheduler.preemptions,
                 pauses=scheduler.pauses,
+                steps_within_steps=self._steps_ahead,
                 finished=self._ended.total(),
                 cancelled=self._ended["cancelled"],
                 errors=self._ended["error"],
@@ -389,6 +393,7 @@ class Engine:
         self._take_in()
         while slices := self._scheduler.schedule_ahead(self._step_priority):
             part_started = time.perf_counter()
+            self._steps_ahead += 1
             tokens = self._compute(slices)
             if tokens is not None:
                 self._account(slices, part_started, time.perf_counter() - part_started)

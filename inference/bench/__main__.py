@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from inference.bench.invariance import add_invariance
 from inference.bench.json_outputs import json_counts
 from inference.bench.measure import result_line, run_rows, show, warm_up
 from inference.bench.prompts import (
@@ -22,6 +23,7 @@ from inference.bench.prompts import (
     shared_prefix_rows,
     uniform_rows,
 )
+from inference.bench.soak import add_soak
 from inference.bench.under_load import Stream, load_line, run_under_load
 from inference.engine import DEFAULT_TOKEN_BUDGET, Engine
 from inference.errors import InferenceError
@@ -64,6 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     load.add_argument("--interactive-prompt", type=int, default=128, help="tokens of each one's prompt (default 128)")
     load.add_argument("--interactive-new", type=int, default=32, help="tokens that each one generates (default 32)")
     load.add_argument("--idle-requests", type=int, default=40, help="timed one by one on the idle engine (default 40)")
+    for workload in (resident, shared, forms, load):
+        workload.set_defaults(run=_run)
+    add_invariance(workloads)
+    add_soak(workloads)
     return parser
 
 
@@ -144,7 +150,7 @@ def _run(options: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        _run(options)
+        options.run(options)
     except InferenceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
