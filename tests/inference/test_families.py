@@ -13,7 +13,7 @@ from inference import Engine, SamplingParams
 from inference.cache.pages import PagePool, pages_for
 from inference.errors import ModelFormatError
 from inference.group import lone_sequence
-from inference.kernels.base import Kernels, KeyValueCache
+from inference.kernels.base import CacheKind, Kernels, KeyValueCache
 from inference.kernels.native import KernelsUnavailable, NativeKernels
 from inference.kernels.reference import ReferenceKernels
 from inference.model.batch import build_batch
@@ -139,9 +139,9 @@ def slices_of(prompts: list[list[int]], config: DecoderConfig) -> list[Slice]:
     return slices
 
 
-def logits_of(decoder: Decoder, prompts: list[list[int]], piece: int) -> list[torch.Tensor]:
+def logits_of(decoder: Decoder, prompts: list[list[int]], piece: int, kind: CacheKind = "fp32") -> list[torch.Tensor]:
     """Logits of every position of every prompt, [T, vocab] each, computed together in pieces of that many tokens."""
-    cache = KeyValueCache(decoder.config, 16, "fp32")
+    cache = KeyValueCache(decoder.config, 16, kind)
     whole = slices_of(prompts, decoder.config)
     collected: list[list[torch.Tensor]] = [[] for _ in prompts]
     for start in range(0, max(map(len, prompts)), piece):
@@ -169,6 +169,21 @@ def test_logits_in_float32_equal_transformers(kind: str, name: str, tmp_path: Pa
             theirs = model(torch.tensor([prompt])).logits[0]
         assert theirs.std() > 0.1
         torch.testing.assert_close(logits, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_in_int8_a_rows_bits_are_its_own_and_close_to_float32(name: str, tmp_path: Path) -> None:
+    make_model(name).save_pretrained(tmp_path / "model")
+    config = import_model(tmp_path / "model", tmp_path / "store").config
+    kernels = kernels_of("native", config, "int8")
+    decoder = Decoder.load(tmp_path / "store", kernels)
+    together = logits_of(decoder, PROMPTS, 40, kernels.cache_kinds[0])
+    exact = logits_of(Decoder.load(tmp_path / "store", ReferenceKernels(config, "fp32")), PROMPTS, 40)
+    for prompt, logits, precise in zip(PROMPTS, together, exact, strict=True):
+        (alone,) = logits_of(decoder, [prompt], 75, kernels.cache_kinds[0])
+        assert torch.equal(alone, logits)
+        # Random weights are far less kind to rounding than trained ones are.
+        assert torch.nn.functional.cosine_similarity(logits, precise, dim=1).mean() > 0.9
 
 
 @pytest.mark.parametrize("name", FAMILIES)
