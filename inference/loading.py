@@ -133,7 +133,7 @@ def cache_kind(choice: CacheChoice, kernels: Kernels) -> CacheKind:
 def workspace_bytes(config: DecoderConfig, max_batch: int, token_budget: int) -> int:
     """An upper bound of the activations of one step: float32 rows, several at a time, and the logits twice."""
     rows = max(token_budget, max_batch) + CHUNK_TOKENS
-    widest = 2 * config.intermediate_size + 4 * config.hidden_size + config.query_size + 2 * config.kv_size
+    widest = 2 * config.widest + 4 * config.hidden_size + config.query_size + 2 * config.kv_size
     return rows * widest * 4 * 2 + max_batch * config.vocab_size * 4 * 2
 
 

@@ -152,11 +152,16 @@ class ForeignDecoder(Decoder):
     def _probe(self) -> list[tuple[torch.Size, torch.Size]]:
         """Shapes of a token's keys and values in each layer, found by computing a few tokens.
 
-        [] where the model has no such cache, or does not go on from one as if it had seen the tokens at once.
+        [] where the model has no such cache, or does not go on from one as if it had seen all tokens at once. StoreError
+        where it is not causal.
         """
         from transformers.cache_utils import DynamicCache, DynamicLayer
 
         ids = torch.tensor([PROBE]) % self.config.vocab_size
+        whole = self._model(ids, use_cache=False).logits[0].float()
+        part = self._model(ids[:, :3], use_cache=False).logits[0].float()
+        if not _alike(part, whole[:3]):
+            raise StoreError(self.config.architecture, "is not causal: what comes later changes what came before")
         if self._cache_name is None:
             return []
         cache: Any = DynamicCache()
@@ -168,8 +173,7 @@ class ForeignDecoder(Decoder):
             last = self._model(ids[:, 3:], use_cache=True, **{self._cache_name: cache}).logits[0, -1].float()
         except (TypeError, ValueError, AttributeError, LookupError, RuntimeError):
             return []
-        whole = self._model(ids, use_cache=False).logits[0, -1].float()
-        if not torch.allclose(last, whole, rtol=0.05, atol=0.05 * float(whole.abs().max())):
+        if not _alike(last, whole[-1]):
             return []
         return [(_token_shape(layer.keys), _token_shape(layer.values)) for layer in cache.layers]
 
@@ -216,6 +220,11 @@ class ForeignDecoder(Decoder):
             for part, all_tokens in zip(cache.parts(layer), (made.keys, made.values), strict=True):
                 part[page, offset] = all_tokens[0, :, before:].transpose(0, 1).float()
         return logits.float()
+
+
+def _alike(some: torch.Tensor, others: torch.Tensor) -> bool:
+    """Equal but for rounding, in whichever arithmetic."""
+    return torch.allclose(some, others, rtol=0.05, atol=0.05 * float(others.abs().max()))
 
 
 def _token_shape(states: torch.Tensor) -> torch.Size:

@@ -83,6 +83,25 @@ def test_quantized_layers_stay_close_to_the_model(tmp_path: Path) -> None:
     assert (ours - theirs).norm() < 0.05 * theirs.norm()
 
 
+def test_a_model_that_looks_ahead_is_refused(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(1)
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        initializer_range=0.5,
+    )
+    model: Any = BertForMaskedLM(config)
+    model.save_pretrained(tmp_path / "model")
+    import_model(tmp_path / "model", tmp_path / "store")
+    with pytest.raises(StoreError, match="not causal"):
+        Engine.load(tmp_path / "store", threads=1, memory_bytes=256 * 1024**2)
+
+
 def test_tensors_that_are_missing_are_named(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
