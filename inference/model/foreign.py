@@ -152,8 +152,8 @@ class ForeignDecoder(Decoder):
     def _probe(self) -> list[tuple[torch.Size, torch.Size]]:
         """Shapes of a token's keys and values in each layer, found by computing a few tokens.
 
-        [] where the model has no such cache, or does not go on from one as if it had seen all tokens at once. StoreError
-        where it is not causal.
+        [] where the model has no such cache, or does not go on from one as if it had seen all tokens at once.
+        StoreError where it is not causal.
         """
         from transformers.cache_utils import DynamicCache, DynamicLayer
 
