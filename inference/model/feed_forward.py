@@ -98,22 +98,34 @@ class ExpertMixture:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         normed = x if norm is None else kernels.norm_exact(x, norm)
         shares, picked = self._route(kernels.route(normed, self.router))
-        out = torch.zeros_like(x)
-        for index in sorted(set(picked.flatten().tolist())):
-            mine, place = torch.where(picked == index)  # a row picks an expert once at most
-            part = Rows(rows.values[mine], None if rows.scales is None else rows.scales[mine])
-            y, scales = self.experts[index](part, x, norm, kernels)
-            if scales is not None:
-                y.mul_(scales[:, None])
-            out.index_add_(0, mine, y.mul_(shares[mine, place][:, None]))
+        used, flat = self.shape.used, picked.reshape(-1)
+        order = torch.argsort(flat, stable=True)  # by expert, then by row
+        sources = order // used
+        values, scales = rows.values[sources], None if rows.scales is None else rows.scales[sources]
+        outputs = torch.empty((len(flat), x.shape[1]), dtype=torch.float32)
+        start = 0
+        for expert, count in zip(self.experts, torch.bincount(flat, minlength=len(self.experts)).tolist(), strict=True):
+            if count:
+                end = start + count
+                part = Rows(values[start:end], None if scales is None else scales[start:end])
+                y, factors = expert(part, x, norm, kernels)
+                outputs[start:end] = y if factors is None else y.mul_(factors[:, None])
+                start = end
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order))
+        weighted = outputs[place].reshape(-1, used, x.shape[1]) * shares[:, :, None]
+        out = weighted[:, 0].contiguous()
+        for index in range(1, used):
+            out += weighted[:, index]
         return out, None
 
     def _route(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32 [M, E] -> shares float32 [M, used] and experts int64 [M, used]."""
+        """float32 [M, E] -> shares float32 [M, used] and experts int64 [M, used], in the experts' order."""
         shares, picked = torch.topk(torch.softmax(logits, dim=1), self.shape.used, dim=1)
         if self.shape.normalized:
             total = shares[:, 0].clone()
             for place in range(1, self.shape.used):
                 total += shares[:, place]
             shares = shares / total[:, None]
-        return shares, picked
+        picked, places = picked.sort(dim=1)
+        return shares.gather(1, places), picked

@@ -87,6 +87,14 @@ class SafetensorsFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = read_json(path / "config.json")
+        quantized = self.config.get("quantization_config")
+        if quantized:
+            how = quantized.get("quant_method") if isinstance(quantized, dict) else None
+            raise ModelFormatError(
+                path / "config.json",
+                "key 'quantization_config'",
+                f"says that the weights are quantized already ({how or 'somehow'}); folders in 16 or 32 bits are read",
+            )
         self.files = self._weight_files()
         self.tensors: dict[str, SafeTensor] = {}
         for file in self.files:

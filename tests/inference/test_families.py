@@ -219,6 +219,7 @@ def test_every_family_runs_quantized(name: str, quantize: Any, tmp_path: Path) -
         ("llama", {"rope_parameters": {"rope_type": "spiral"}}, "rope_type"),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
         ("llama", {"num_attention_heads": "two"}, "num_attention_heads"),
+        ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantization_config.*awq"),
         ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("qwen2", {"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "layer_types"),
         ("phi3, longrope", {"original_max_position_embeddings": 64, **rope("longrope", short_factor=[1.0])}, "factor"),
@@ -243,6 +244,24 @@ def test_an_older_stores_manifest_keeps_its_digest(tmp_path: Path) -> None:
     assert set(written["config"]["rope_scaling"]) == {
         *("kind", "factor", "low_freq_factor", "high_freq_factor", "original_max_context")
     }
+
+
+def test_the_text_part_of_a_model_for_images_is_read(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = make_model("gemma3", tie_word_embeddings=True)
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    weights = {f"language_{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    renamed = {name.replace("language_model.", "language_model.model.", 1): weights[name] for name in weights}
+    save_file(renamed | {"vision_tower.weight": torch.ones(3)}, folder / "model.safetensors")
+    text = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
+    config = import_model(folder, tmp_path / "store").config
+    decoder = Decoder.load(tmp_path / "store", ReferenceKernels(config, "fp32"))
+    (logits,) = logits_of(decoder, PROMPTS[2:], 40)
+    with torch.inference_mode():
+        torch.testing.assert_close(logits, model(torch.tensor(PROMPTS[2:])).logits[0], rtol=1e-4, atol=1e-4)
 
 
 def test_a_base_model_without_a_head_is_read_for_embeddings(tmp_path: Path) -> None:
