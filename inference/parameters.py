@@ -202,16 +202,19 @@ class SamplingParams:
         return self.logprobs is not None or self.samples > self.n
 
     @property
+    def changes_logits(self) -> bool:
+        """Whether a penalty or a bias can move the highest logit."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.frequency_penalty != 0
+            or self.presence_penalty != 0
+            or bool(self.logit_bias)
+        )
+
+    @property
     def is_plainly_greedy(self) -> bool:
         """Whether each token is the one with the highest logit, and nothing else is to be known of the logits."""
-        return (
-            self.temperature == 0
-            and self.repetition_penalty == 1.0
-            and self.frequency_penalty == self.presence_penalty == 0.0
-            and not self.logit_bias
-            and not self.needs_logprobs
-            and self.constraint is None
-        )
+        return self.temperature == 0 and not self.changes_logits and not self.needs_logprobs and self.constraint is None
 
 
 def _whole(field: str, value: Any, low: int, high: int | None) -> None:

@@ -71,9 +71,11 @@ def test_what_is_cut_off_is_what_transformers_cuts_off(values: dict[str, Any]) -
     for seed in range(20):
         logits = random_logits(seed)
         expected = torch.softmax(steps(torch.zeros(1, 1, dtype=torch.int64), logits.double()), dim=1)[0]
-        mass, tokens = kept_mass(logits[0], SamplingParams(**values))
+        mass, tokens = kept_mass(logits[0].numpy(), SamplingParams(**values))
         got = torch.zeros(VOCABULARY, dtype=torch.float64)
-        got[torch.arange(VOCABULARY) if tokens is None else tokens] = mass / mass.sum()
+        got[torch.arange(VOCABULARY) if tokens is None else torch.from_numpy(tokens)] = torch.from_numpy(
+            mass / mass.sum()
+        )
         assert set(got.nonzero().flatten().tolist()) == set(expected.nonzero().flatten().tolist())
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
 
