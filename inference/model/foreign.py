@@ -41,6 +41,8 @@ class _QuantizedLinear(nn.Module):
         super().__init__()
         self._linear = Int8Linear(name, weight)
         self._bias = bias
+        # Some code asks it for its type. Whoever multiplied by it would be told.
+        self.weight = torch.empty(0)
         self.nbytes = self._linear.nbytes
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -126,7 +128,7 @@ class ForeignDecoder(Decoder):
             raise StoreError(store, f"lacks {len(missing)} of its model's tensors, {missing[0]!r} among them")
         model.eval()
         if compute == "int8":
-            _quantize(model)
+            _quantize(model, config.vocab_size)
         nbytes = sum(one.nbytes for one in model.parameters())
         nbytes += sum(one.nbytes for one in model.modules() if isinstance(one, _QuantizedLinear))
         return cls(config, model, compute, nbytes)
@@ -232,17 +234,25 @@ def _token_shape(states: torch.Tensor) -> torch.Size:
     return torch.Size((states.shape[1], states.shape[3]))
 
 
-def _quantize(model: Any) -> None:
-    """Put int8 layers in the place of every linear one: nn.Linear, and GPT-2's, whose weight lies transposed."""
+def _quantize(model: Any, vocabulary: int) -> None:
+    """Put int8 layers in the place of linear ones: nn.Linear, and GPT-2's, whose weight lies transposed.
+
+    Only of those that are called: some code takes a layer's weight and multiplies by itself.
+    """
     from transformers.pytorch_utils import Conv1D
 
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear):
-            weight = module.weight.detach().float()
-        elif isinstance(module, Conv1D):
-            weight = module.weight.detach().float().t().contiguous()
-        else:
-            continue
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)}
+    called: set[str] = set()
+    hooks = [module.register_forward_hook(lambda *_, name=name: called.add(name)) for name, module in linear.items()]
+    with torch.inference_mode():
+        model(torch.tensor([PROBE]) % vocabulary, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    for name in sorted(called):
+        module = linear[name]
+        weight = module.weight.detach().float()
+        if isinstance(module, Conv1D):
+            weight = weight.t().contiguous()
         bias = None if module.bias is None else module.bias.detach().float()
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, _QuantizedLinear(name, weight, bias))

@@ -33,6 +33,7 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", {"no_rope_layer_interval": 4, "num_hidden_layers": 4}),
     "phi3": ("phi3", {}),
     "phi3, longrope": ("phi3", {}),
+    "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 32, "tie_word_embeddings": True}),
     "gemma3": ("gemma3", {"query_pre_attn_scalar": 32, "sliding_window_pattern": 6, "num_hidden_layers": 7}),
     "granite": ("granite", {}),
@@ -138,7 +139,7 @@ def test_logits_of_a_gguf_file_equal_transformers(name: str, tmp_path: Path) -> 
     model = make_model(name, **changes)
     write_gguf(tmp_path / "model.gguf", model, architecture, gguf.GGMLQuantizationType.F32)
     config = import_model(tmp_path / "model.gguf", tmp_path / "store").config
-    decoder = Decoder.load(tmp_path / "store", "fp32", ReferenceKernels(config, "fp32"))
+    decoder = Decoder.load(tmp_path / "store", ReferenceKernels(config, "fp32"))
     for prompt, logits in zip(PROMPTS, logits_of(decoder, PROMPTS, 40), strict=True):
         with torch.inference_mode():
             theirs = model(torch.tensor([prompt])).logits[0]
@@ -152,7 +153,7 @@ def test_quantized_blocks_of_stacked_matrices_are_taken_over(name: str, tmp_path
     write_gguf(tmp_path / "model.gguf", model, architecture, gguf.GGMLQuantizationType.Q8_0)
     manifest = import_model(tmp_path / "model.gguf", tmp_path / "store")
     assert manifest.quantization["scheme"] == "int8 group 32"
-    decoder = Decoder.load(tmp_path / "store", "fp32", ReferenceKernels(manifest.config, "fp32"))
+    decoder = Decoder.load(tmp_path / "store", ReferenceKernels(manifest.config, "fp32"))
     (logits,) = logits_of(decoder, PROMPTS[1:2], 40)
     with torch.inference_mode():
         theirs = model(torch.tensor(PROMPTS[1:2])).logits[0]

@@ -29,8 +29,9 @@ class FolderSource:
         self._family, settings = self._described()
         # A base model's tensors lack `model.`; a text model within one for images has more before its own.
         self._prefix = self._prefix_of_tensors()
-        self._sizes = shared_fields(self._family, settings, self._head_name() is not None)
-        self.config: DecoderConfig = checked_config(settings.file, self._sizes)
+        self._head = next((name for name in self.folder.tensors if name.endswith("lm_head.weight")), None)
+        fields = shared_fields(self._family, settings, self._head is not None)
+        self.config: DecoderConfig = checked_config(settings.file, fields)
         self.licence = licence_of_model_card(path / "README.md")
         self.model_name: str | None = self.folder.config.get("_name_or_path") or path.name
 
@@ -50,16 +51,13 @@ class FolderSource:
             raise ModelFormatError(self.path, f"tensor '{_EMBEDDING}'", f"occurs {len(names)} times; once is right")
         return names[0].removesuffix(_EMBEDDING)
 
-    def _head_name(self) -> str | None:
-        return next((name for name in self.folder.tensors if name.endswith("lm_head.weight")), None)
-
     def plan(self) -> list[Entry]:
         return list(tensor_shapes(self.config))
 
     def load(self, name: str, shape: tuple[int, ...]) -> Weights:
-        family, head = self._family, self._head_name()
-        if name == "head" and head is not None:
-            return self.folder.floats(self.folder.tensor(head, shape))
+        family = self._family
+        if name == "head":
+            return self.folder.floats(self.folder.tensor(self._head or "lm_head.weight", shape))
         if name == "embedding":
             return self.folder.floats(self.folder.tensor(self._prefix + _EMBEDDING, shape))
         if name == "final_norm":

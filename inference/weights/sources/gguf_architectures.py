@@ -98,6 +98,10 @@ def _gemma(metadata: Metadata, shared: Fields, pattern: int, layers_of_27b: int)
     }
 
 
+def _gemma1(metadata: Metadata, shared: Fields) -> Fields:
+    return {"activation": "gelu_tanh", "embedding_scale": float(shared["hidden_size"] ** 0.5)}
+
+
 def _gemma2(metadata: Metadata, shared: Fields) -> Fields:
     return _gemma(metadata, shared, 2, 46)
 
@@ -118,6 +122,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": Architecture(_qwen3),
     "qwen3moe": Architecture(_qwen3),
     "phi3": Architecture(_everywhere),
+    "gemma": Architecture(_gemma1),
     "gemma2": Architecture(_gemma2),
     "gemma3": Architecture(_gemma3),
     "olmo2": Architecture(_olmo2),

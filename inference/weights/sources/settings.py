@@ -90,9 +90,10 @@ class Settings:
             if kind == "llama3":
                 low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
                 return RopeScaling("llama3", float(rope["factor"]), low, high, original)
-            if kind == "yarn":
+            # Phi-3's first configurations called longrope by yarn's name.
+            if kind == "yarn" and "long_factor" not in rope:
                 return self._yarn(rope, float(factor or longest / original), original)
-            if kind in ("longrope", "su"):
+            if kind in ("longrope", "su", "yarn"):
                 return self._longrope(rope, float(factor or longest / original), original, head_dim)
         except KeyError as error:
             raise self.wrong("rope_parameters", f"lacks {error.args[0]!r}, which {kind!r} needs") from None
