@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from django.core.exceptions import PermissionDenied, ValidationError
 
@@ -162,3 +163,21 @@ def test_what_is_wrong_is_named_and_nothing_is_recorded(
     imported.refresh_from_db()
     assert imported.status == "imported"
     assert not OutboxEntry.objects.filter(kind="release.evaluated").exists()
+
+
+def test_the_command_prints_the_figures_and_names_a_release_that_is_not_there(
+    people: Any, imported: ModelRelease, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from penstock.commands.models import model_evaluate
+
+    assert model_evaluate.callback is not None
+    # Without the connection to an installation that surrounds it.
+    command: Any = model_evaluate.callback.__wrapped__  # type: ignore[attr-defined]
+    options = {"text": text, "task": None, "reference": None, "tokens": 20, "username": "operator"}
+    command(name="tiny-int4", as_json=True, **options)
+    figures = json.loads(capsys.readouterr().out)
+    assert figures == evaluations_of(imported).get().figures
+    command(name="tiny-int4", as_json=False, **options)
+    assert "Perplexity of the reference" in capsys.readouterr().out
+    with pytest.raises(click.ClickException, match="absent"):
+        command(name="absent", as_json=False, **options)
