@@ -156,6 +156,20 @@ def test_a_release_is_seen_by_all_and_approved_by_an_approver(signed_in: Any, pe
     assert "store_path" not in approver.get("/api/releases/small-model/").data
 
 
+def test_a_releases_evaluations_come_with_it(signed_in: Any, people: Any, release: Any) -> None:
+    assert signed_in(people.auditor).get("/api/releases/small-model/").data["evaluations"] == []
+    release.evaluations.create(
+        figures={"perplexity": {"value": 20.5, "low": None, "high": None}},
+        text_name="heldout.txt",
+        text_sha256="ee" * 32,
+        reference_digest="dd" * 32,
+        evaluated_by="operator",
+    )
+    (evaluation,) = signed_in(people.auditor).get("/api/releases/small-model/").data["evaluations"]
+    assert evaluation["figures"]["perplexity"]["value"] == 20.5
+    assert (evaluation["text_sha256"], evaluation["evaluated_by"]) == ("ee" * 32, "operator")
+
+
 def test_the_list_of_requests_pages_in_line_order_and_leaves_texts_out(
     signed_in: Any, people: Any, batch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

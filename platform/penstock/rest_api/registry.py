@@ -121,7 +121,7 @@ class ReleaseViews(Scoped, mixins.ListModelMixin, mixins.RetrieveModelMixin, Gen
     lookup_field = "name"
 
     def get_queryset(self) -> QuerySet[ModelRelease]:
-        return releases_visible_to(self.request.user)
+        return releases_visible_to(self.request.user).prefetch_related("evaluations")
 
     @extend_schema(request=None)
     @action(detail=True, methods=["post"])

@@ -9,7 +9,7 @@ from rest_framework import serializers
 from penstock.accounts.models import Team, User
 from penstock.accounts.selectors import people_visible_to, teams_visible_to
 from penstock.pilots.models import Pilot
-from penstock.registry.models import ModelRelease, Task, TaskVersion
+from penstock.registry.models import ModelRelease, ReleaseEvaluation, Task, TaskVersion
 from penstock.registry.selectors import releases_visible_to, transitions_open_to
 from penstock.registry.services.tasks import CONTENT_FIELDS
 from penstock.serving.models import Batch, Request
@@ -76,7 +76,23 @@ class TaskVersionSerializer(serializers.ModelSerializer[TaskVersion]):
         fields = ["version", "digest", "content", "created_at", "created_by"]
 
 
+class EvaluationSerializer(serializers.ModelSerializer[ReleaseEvaluation]):
+    class Meta:
+        model = ReleaseEvaluation
+        fields = [
+            "figures",
+            "text_name",
+            "text_sha256",
+            "task_sha256",
+            "reference_digest",
+            "evaluated_at",
+            "evaluated_by",
+        ]
+
+
 class ReleaseSerializer(serializers.ModelSerializer[ModelRelease]):
+    evaluations = EvaluationSerializer(many=True, read_only=True)
+
     class Meta:
         model = ModelRelease
         fields = [
@@ -98,6 +114,7 @@ class ReleaseSerializer(serializers.ModelSerializer[ModelRelease]):
             "approved_at",
             "approved_by",
             "withdrawn_at",
+            "evaluations",
         ]
 
 
