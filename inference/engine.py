@@ -340,10 +340,11 @@ class Engine:
         measure=False: None instead of measuring. again: measure anew. Steps wait meanwhile.
         """
         if self._peaks is None or again:
-            decoder, threads = self._model.decoder, self._governor.limit
+            model, threads = self._model, self._governor.limit
+            config, kernels, cache = model.decoder.config, model.decoder.kernels, model.cache.kind
             with self._stepping:
                 self._peaks = host_peaks(
-                    decoder.config, self._model.compute, decoder.kernels, threads=threads, measure=measure, again=again
+                    config, model.compute, kernels, cache, threads=threads, measure=measure, again=again
                 )
         return self._peaks
 

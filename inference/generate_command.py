@@ -7,9 +7,13 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from inference.errors import InvalidRequest
 from inference.request import Completion, Constraint, GenerationRequest, SamplingParams, TokenEvent
+
+if TYPE_CHECKING:
+    from inference.engine import Engine
 
 
 def add_generate(generate: argparse.ArgumentParser) -> None:
@@ -92,7 +96,19 @@ def run_generate(options: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             engine.stop()
         failed |= _report(done[0], as_json=options.json, streamed=streams)
+    if not options.json:
+        _show_limits(engine)
     return 1 if failed else 0
+
+
+def _show_limits(engine: Engine) -> None:
+    """What the run achieved against this host, on the standard error stream."""
+    if not engine.stats().steps:
+        return
+    if engine.peaks(measure=False) is None:
+        print("[measuring what this host can do at most: once, some seconds]", file=sys.stderr)
+        engine.peaks()
+    print(f"[{engine.report().line()}]", file=sys.stderr)
 
 
 def _constraint(options: argparse.Namespace) -> Constraint | None:

@@ -36,8 +36,9 @@ class RunReport:
     step at max(bytes / read rate, operations / peak operations). fraction_of_limit: that over the steps' measured
     time. The shares add up to 1 over the wall time: what the roofline says memory and arithmetic need, `overhead` the
     rest of the steps, `idle` the time between steps, when nothing was there to do or the caller held it up.
-    own_kernels_seconds: as roofline_seconds, but with the matrix products at the rate that the engine's own kernels
-    reach on the model's shapes at each step's rows. prefill and decode apart: a step that holds both is split by rows.
+    own_kernels_seconds: as roofline_seconds, but at the rates that the engine's own kernels reach: the matrix products
+    on the model's shapes at each step's rows, and attention after them. prefill and decode apart: a step that holds
+    both is split by rows.
     Fields that need the peaks are None where these were not measured.
     """
 
@@ -157,7 +158,7 @@ def _report(
         else:
             arithmetic += computing
         products = formula.matrix_operations(shape) / peaks.matrix_operations_per_s(shape.rows, matrices)
-        own += max(reading, products + formula.attention_operations(shape) / peaks.operations_per_s)
+        own += max(reading, products + _attention_seconds(formula, shape, peaks))
     roofline = memory + arithmetic
     # Above 1 only where the peaks were measured on a busier host than the run's.
     fraction = roofline / busy if busy else 0.0
@@ -199,6 +200,16 @@ def _report(
         overhead_share=shares["overhead"] if known else None,
         idle_share=shares["idle time"],
         bound_by=max(shares, key=lambda name: shares[name]) if known and len(steps) else "not known",
+    )
+
+
+def _attention_seconds(formula: WorkFormula, shape: StepShape, peaks: HostPeaks) -> float:
+    """At the rates of the engine's own attention: bound by the cache's bytes in decode, by arithmetic in prefill."""
+    if peaks.attention is None:
+        return formula.attention_operations(shape) / peaks.operations_per_s
+    return max(
+        formula.cache_bytes(shape) / peaks.attention.decode_bytes_per_s,
+        formula.attention_operations(shape) / peaks.attention.prefill_operations_per_s,
     )
 
 

@@ -22,18 +22,25 @@ from typing import Any
 import platformdirs
 import torch
 
-from inference.kernels.base import Compute, Kernels
+from inference.cache.pages import pages_for
+from inference.group import lone_sequence
+from inference.kernels.base import CacheKind, Compute, Kernels, KeyValueCache, Rows
 from inference.kernels.native.build import HEADERS, SOURCES, processor_marks
 from inference.model import linear
+from inference.model.batch import StepBatch, build_batch
 from inference.model.config import DecoderConfig
 from inference.planner.work import Matrix, model_matrices
+from inference.scheduler import Slice
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 WORKING_SETS = (4 * 2**20, 32 * 2**20, 128 * 2**20, 512 * 2**20)
 ROWS = (1, 64, 256)
 LARGE = 4096
+LIBRARY_ROWS = 512
+ATTENTION_SEQUENCES = 64
+ATTENTION_CONTEXT = 256
 SECONDS_A_RATE = 0.15
 TRIES = 12
 
@@ -57,8 +64,21 @@ class MatrixRate:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionRate:
+    """One layer of the engine's attention over its cache: decoding rows of many sequences, and one prompt's piece."""
+
+    decode_bytes_per_s: float
+    decode_operations_per_s: float
+    prefill_operations_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class HostPeaks:
-    """What was measured, and on what. `read` ascends by working set; `matrix`: the model's shapes and large ones."""
+    """What was measured, and on what. `read` ascends by working set; `matrix`: the model's shapes and large ones.
+
+    library_operations_per_s: of PyTorch's own product in the same arithmetic, large, as a judge from outside.
+    attention: None for a model that brings its own.
+    """
 
     processor: str
     threads: int
@@ -67,6 +87,8 @@ class HostPeaks:
     measured_at: str
     read: tuple[ReadRate, ...]
     matrix: tuple[MatrixRate, ...]
+    library_operations_per_s: float
+    attention: AttentionRate | None
 
     @property
     def bytes_per_s(self) -> float:
@@ -75,8 +97,8 @@ class HostPeaks:
 
     @property
     def operations_per_s(self) -> float:
-        """The best of any shape."""
-        return max(rate.operations_per_s for rate in self.matrix)
+        """The best of any shape, by the engine's own product or PyTorch's."""
+        return max(self.library_operations_per_s, *(rate.operations_per_s for rate in self.matrix))
 
     def bytes_per_s_of(self, working_set_bytes: float) -> float:
         """The rate of the smallest measured working set that holds that many bytes, else that of the largest."""
@@ -106,6 +128,7 @@ class HostPeaks:
             | {
                 "read": tuple(ReadRate(**rate) for rate in data["read"]),
                 "matrix": tuple(MatrixRate(**rate) for rate in data["matrix"]),
+                "attention": AttentionRate(**data["attention"]) if data["attention"] else None,
             }
         )
 
@@ -114,6 +137,7 @@ def host_peaks(
     config: DecoderConfig,
     compute: Compute,
     kernels: Kernels,
+    cache: CacheKind | None,
     *,
     threads: int,
     measure: bool = True,
@@ -121,10 +145,11 @@ def host_peaks(
 ) -> HostPeaks | None:
     """This host's peaks for a model's shapes, from the cache, else measured now (some seconds) and kept.
 
+    cache: the kind of the key-value cache that attention reads; None leaves attention out.
     measure=False: None instead of measuring. again: measure whatever the cache holds. The cache is keyed by the
     processor, the threads, the arithmetic, the kernels' source and the shapes.
     """
-    place = _place(config, compute, kernels, threads)
+    place = _place(config, compute, kernels, cache, threads)
     if not again and place.is_file():
         try:
             return HostPeaks.from_dict(json.loads(place.read_text("utf-8")))
@@ -135,16 +160,17 @@ def host_peaks(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        peaks = _measure(config, compute, kernels, threads)
+        peaks = _measure(config, compute, kernels, cache, threads)
     finally:
         torch.set_num_threads(before)
     _keep(place, peaks)
     return peaks
 
 
-def _place(config: DecoderConfig, compute: Compute, kernels: Kernels, threads: int) -> Path:
+def _place(config: DecoderConfig, compute: Compute, kernels: Kernels, cache: CacheKind | None, threads: int) -> Path:
     code = [file.read_bytes() for file in (*SOURCES, *HEADERS, Path(linear.__file__))]
-    marks = [FORMAT, processor_marks(), threads, compute, kernels.name, torch.__version__, model_matrices(config)]
+    marks = [FORMAT, processor_marks(), threads, compute, kernels.name, cache, torch.__version__]
+    marks += [model_matrices(config), config.heads, config.kv_heads, config.head_dim]
     key = hashlib.sha256("\n".join(map(str, marks)).encode() + b"".join(code)).hexdigest()[:16]
     return peaks_folder() / f"{key}.json"
 
@@ -167,11 +193,15 @@ def _keep(place: Path, peaks: HostPeaks) -> None:
         logger.warning("the host's peaks could not be kept in %s: %s", place, error)
 
 
-def _measure(config: DecoderConfig, compute: Compute, kernels: Kernels, threads: int) -> HostPeaks:
+def _measure(
+    config: DecoderConfig, compute: Compute, kernels: Kernels, cache: CacheKind | None, threads: int
+) -> HostPeaks:
     with torch.inference_mode():
         shapes = dict.fromkeys([*((m.inputs, m.outputs) for m in model_matrices(config)), (LARGE, LARGE)])
         matrix = [rate for inputs, outputs in shapes for rate in _matrix_rates(inputs, outputs, kernels)]
         read = tuple(ReadRate(size, _read_rate(size)) for size in WORKING_SETS)
+        library = _library_rate(compute)
+        attention = None if cache is None else _attention_rate(config, kernels, cache)
     return HostPeaks(
         processor=processor_marks().split("\n")[0].partition(":")[2].strip(),
         threads=threads,
@@ -180,6 +210,8 @@ def _measure(config: DecoderConfig, compute: Compute, kernels: Kernels, threads:
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         read=read,
         matrix=tuple(matrix),
+        library_operations_per_s=library,
+        attention=attention,
     )
 
 
@@ -195,6 +227,42 @@ def _matrix_rates(inputs: int, outputs: int, kernels: Kernels) -> list[MatrixRat
         seconds = _best_seconds(partial(layer, rows))
         rates.append(MatrixRate(count, inputs, outputs, 2 * count * inputs * outputs / seconds))
     return rates
+
+
+def _library_rate(compute: Compute) -> float:
+    """Operations a second of PyTorch's own product, [LIBRARY_ROWS, LARGE] x [LARGE, LARGE]."""
+    layer = linear.make_linear("peaks", torch.randn((LARGE, LARGE)), compute)
+    values = torch.randn((LIBRARY_ROWS, LARGE))
+    if compute == "int8":
+        rows = Rows((values * 30).clamp(-127, 127).to(torch.int8), torch.ones(LIBRARY_ROWS))
+    else:
+        rows = Rows(values.to(torch.bfloat16) if compute == "bf16" else values, None)
+    return 2 * LIBRARY_ROWS * LARGE * LARGE / _best_seconds(partial(layer, rows))
+
+
+def _attention_rate(config: DecoderConfig, kernels: Kernels, cache: CacheKind) -> AttentionRate:
+    pages = pages_for(ATTENTION_CONTEXT)
+    layer = KeyValueCache(config, ATTENTION_SEQUENCES * pages, cache).layers[0]
+    layer.pages.zero_()  # written, and so really there
+    slices = []
+    for index in range(ATTENTION_SEQUENCES):
+        sequence = lone_sequence([0] * ATTENTION_CONTEXT)
+        sequence.pages = list(range(index * pages, (index + 1) * pages))
+        slices.append(Slice(sequence, ATTENTION_CONTEXT - 1, 1))
+    one = slices[0].sequence
+    decoding, prefilling = build_batch(slices), build_batch([Slice(one, 0, ATTENTION_CONTEXT)])
+
+    def seconds(batch: StepBatch) -> float:
+        queries = torch.randn((len(batch.token_ids), config.query_size))
+        return _best_seconds(partial(kernels.attend, queries, batch, layer))
+
+    decode, prefill = seconds(decoding), seconds(prefilling)
+    pairs = ATTENTION_SEQUENCES * ATTENTION_CONTEXT
+    return AttentionRate(
+        decode_bytes_per_s=layer.pages.nbytes / decode,
+        decode_operations_per_s=4 * config.query_size * pairs / decode,
+        prefill_operations_per_s=2 * config.query_size * ATTENTION_CONTEXT * (ATTENTION_CONTEXT + 1) / prefill,
+    )
 
 
 def _read_rate(size: int) -> float:

@@ -28,6 +28,7 @@ def _peaks_in_a_cache_of_ones_own(tmp_path_factory: pytest.TempPathFactory, monk
     monkeypatch.setattr(peaks, "SECONDS_A_RATE", 0.0)
     monkeypatch.setattr(peaks, "WORKING_SETS", (2**20, 2**21))
     monkeypatch.setattr(peaks, "LARGE", 256)
+    monkeypatch.setattr(peaks, "LIBRARY_ROWS", 8)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from inference.engine import Engine
 from inference.model.config import DecoderConfig, Experts
 from inference.planner import peaks as peaks_module
 from inference.planner.meter import STEPS_KEPT, StepMeter
-from inference.planner.peaks import HostPeaks, MatrixRate, ReadRate
+from inference.planner.peaks import AttentionRate, HostPeaks, MatrixRate, ReadRate
 from inference.planner.work import StepShape, WorkFormula, model_matrices
 from inference.request import SamplingParams
 
@@ -69,8 +69,9 @@ def test_a_mixture_counts_the_experts_used_and_reads_no_more_than_its_rows_choos
 def given_peaks() -> HostPeaks:
     matrix = [MatrixRate(rows, m.inputs, m.outputs, 1e6) for m in model_matrices(CONFIG) for rows in (1, 64)]
     large = MatrixRate(64, 4096, 4096, 2e6)
+    read = (ReadRate(2000, 1e4), ReadRate(10_000, 1e3))
     return HostPeaks(
-        "a processor", 1, "int8", "native", "", (ReadRate(2000, 1e4), ReadRate(10_000, 1e3)), (*matrix, large)
+        "a processor", 1, "int8", "native", "", read, (*matrix, large), 1.5e6, AttentionRate(1e4, 1e5, 1e5)
     )
 
 
@@ -97,6 +98,10 @@ def test_a_report_sets_each_step_against_its_own_limit() -> None:
     assert report.prefill_tokens_per_s == pytest.approx(10.0) and report.decode_tokens_per_s == pytest.approx(2.0)
     assert report.roofline_seconds == pytest.approx(65.5 + 0.1852)
     assert report.fraction_of_limit == pytest.approx(65.6852 / 100.5)
+    # The layers' products at 1e6 (the own rate), attention at 1e5 operations or 1e4 bytes a second.
+    prefill_own = 2 * (1152 * 1000 + 800) / 1e6 + 2 * 500_500 * 32 / 1e5
+    decode_own = max(1852 / 1e4, 2 * (1152 + 800) / 1e6 + 352 / 1e4)
+    assert report.own_kernels_seconds == pytest.approx(prefill_own + decode_own)
     assert report.memory_share == pytest.approx(65.6852 / 110.5)
     assert report.arithmetic_share == 0
     assert report.overhead_share == pytest.approx((100.5 - 65.6852) / 110.5)
@@ -130,6 +135,7 @@ def test_peaks_are_measured_once_and_kept(tiny_store: Path, tmp_path: Path, monk
     monkeypatch.setattr(peaks_module, "SECONDS_A_RATE", 0.0)
     monkeypatch.setattr(peaks_module, "WORKING_SETS", (2**20, 2**21))
     monkeypatch.setattr(peaks_module, "LARGE", 256)
+    monkeypatch.setattr(peaks_module, "LIBRARY_ROWS", 8)
     first = Engine.load(tiny_store, threads=1, max_batch=2, memory_bytes=2**30)
     assert first.peaks(measure=False) is None
     measured = first.peaks()
