@@ -132,6 +132,8 @@ def _converted(
     if isinstance(weights, GroupwiseTensor) and (weights.scheme == scheme or weights.scheme == "int4"):
         return weights
     group = fitting_group(weights.shape[1], group_size)
+    if weights.shape[1] % group:
+        return weights  # rows that divide into no groups stay as they are
     moments = None if calibration is None else calibration.moments(name)
     if moments is None:
         return groupwise.quantize(name, _float32(weights), scheme, group)

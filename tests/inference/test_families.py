@@ -65,6 +65,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, linear": ("Llama", rope("linear", factor=4.0)),
     "llama, dynamic": ("Llama", rope("dynamic", factor=4.0)),
     "llama, yarn": ("Llama", rope("yarn", factor=4.0, original_max_position_embeddings=64)),
+    "llama, narrow heads": ("Llama", {"head_dim": 12}),
     "mistral": ("Mistral", {"sliding_window": 24}),
     "qwen2": ("Qwen2", {}),
     "qwen2, sliding": ("Qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),

@@ -56,9 +56,11 @@ def test_greedy_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
     assert stats.kernels == "transformers" and stats.running == 0
 
 
-@pytest.mark.parametrize("quantize", ["keep", "int8", "int4", "bf16"])
-def test_they_run_quantized_and_alone_as_in_a_batch(quantize: Any, tmp_path: Path) -> None:
-    make_model("GPT2").save_pretrained(tmp_path / "model")
+@pytest.mark.parametrize(
+    ("name", "quantize"), [("GPT2", "keep"), ("GPT2", "int8"), ("GPT2", "int4"), ("GPT2", "bf16"), ("Mamba", "int8")]
+)
+def test_they_run_quantized_and_alone_as_in_a_batch(name: str, quantize: Any, tmp_path: Path) -> None:
+    make_model(name).save_pretrained(tmp_path / "model")
     manifest = import_model(tmp_path / "model", tmp_path / "store", quantize=quantize)
     if quantize in ("int4", "int8"):
         assert manifest.quantization["scheme"].startswith(quantize)
