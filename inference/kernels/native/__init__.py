@@ -43,16 +43,7 @@ class NativeKernels:
             return PackedLinear(self._library, name, weight)
         return make_linear(name, weight, self._compute)
 
-    def _out(self, rows: int, width: int) -> tuple[Rows, torch.Tensor]:
-        """An empty result, and float32 scratch of its size."""
-        scratch = torch.empty((rows, width), dtype=torch.float32)
-        if self._kind == _KINDS["fp32"]:
-            return Rows(scratch, None), scratch
-        scales = torch.empty(rows, dtype=torch.float32) if self._compute == "int8" else None
-        values = torch.empty((rows, padded(width) if self._kind == _UINT8 else width), dtype=_DTYPES[self._kind])
-        return Rows(values, scales), scratch
-
-    def _empty(self, rows: int, width: int) -> Rows:
+    def _out(self, rows: int, width: int) -> Rows:
         """An empty result."""
         scales = torch.empty(rows, dtype=torch.float32) if self._compute == "int8" else None
         values = torch.empty((rows, padded(width) if self._kind == _UINT8 else width), dtype=_DTYPES[self._kind])
@@ -60,7 +51,7 @@ class NativeKernels:
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> Rows:
         if weight is None:
-            return self._families.rows(x, self._empty(*x.shape))
+            return self._families.rows(x, self._out(*x.shape))
         return self._add_norm(x.contiguous(), None, None, weight)
 
     def norm_exact(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -75,7 +66,6 @@ class NativeKernels:
             _KINDS["fp32"],
             out.data_ptr(),
             None,
-            out.data_ptr(),
             _threads(),
         )
         return out
@@ -102,14 +92,14 @@ class NativeKernels:
             return
         rows, width = x.shape
         self._library.penstock_add_norm(
-            x.data_ptr(), y.data_ptr(), _pointer(scales), None, 0.0, rows, width, 0, None, None, None, _threads()
+            x.data_ptr(), y.data_ptr(), _pointer(scales), None, 0.0, rows, width, 0, None, None, _threads()
         )
 
     def _add_norm(
         self, x: torch.Tensor, y: torch.Tensor | None, scales: torch.Tensor | None, weight: torch.Tensor | None
     ) -> Rows:
         rows, width = x.shape
-        out, scratch = self._out(rows, width)
+        out = self._out(rows, width)
         self._library.penstock_add_norm(
             x.data_ptr(),
             _pointer(y),
@@ -121,7 +111,6 @@ class NativeKernels:
             self._kind,
             out.values.data_ptr(),
             _pointer(out.scales),
-            scratch.data_ptr(),
             _threads(),
         )
         return out
@@ -166,7 +155,8 @@ class NativeKernels:
 
     def attend(self, q: torch.Tensor, batch: StepBatch, layer: LayerCache, *, window: int = 0) -> Rows:
         rows = q.shape[0]
-        out, scratch = self._out(rows, self._config.query_size)
+        out = self._out(rows, self._config.query_size)
+        scratch = torch.empty((rows, self._config.query_size), dtype=torch.float32)
         segments, width = batch.page_table.shape
         self._library.penstock_attend(
             q.data_ptr(),
@@ -192,8 +182,8 @@ class NativeKernels:
     def silu_mul(self, y: torch.Tensor, scales: torch.Tensor | None) -> Rows:
         rows, width = y.shape[0], y.shape[1] // 2
         if self._config.activation != "silu":
-            return self._families.gelu_mul(y, scales, self._empty(rows, width))
-        out, scratch = self._out(rows, width)
+            return self._families.gelu_mul(y, scales, self._out(rows, width))
+        out = self._out(rows, width)
         self._library.penstock_silu_mul(
             y.data_ptr(),
             _pointer(scales),
@@ -202,7 +192,6 @@ class NativeKernels:
             self._kind,
             out.values.data_ptr(),
             _pointer(out.scales),
-            scratch.data_ptr(),
             _threads(),
         )
         return out
@@ -239,8 +228,8 @@ def _bound(path: Path) -> ctypes.CDLL:
         raise KernelsUnavailable(f"{path} cannot be loaded: {error}") from None
     p, f, i, n = ctypes.c_void_p, ctypes.c_float, ctypes.c_int, ctypes.c_int64
     signatures = {
-        "penstock_add_norm": [p, p, p, p, f, n, n, i, p, p, p, i],
-        "penstock_silu_mul": [p, p, n, n, i, p, p, p, i],
+        "penstock_add_norm": [p, p, p, p, f, n, n, i, p, p, i],
+        "penstock_silu_mul": [p, p, n, n, i, p, p, i],
         "penstock_rotate_store": [p, p, p, p, p, p, n, i, i, p, p, f, i, i, f, p, p, i, i],
         "penstock_attend": [p, p, p, i, p, p, n, n, i, i, f, n, i, p, p, p, i],
         "penstock_pack": [p, n, n, p, p],

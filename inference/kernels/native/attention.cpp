@@ -130,13 +130,11 @@ struct LevelTile {
     void unpack(const uint8_t* head) {
         const __m512i low = _mm512_set1_epi8(0x0F), eight = _mm512_set1_epi8(8);
         constexpr int HALF = HEAD_DIM / 2;
-        for (int block = 0; block < 2; block++)
-            for (int d = 0; d < HALF; d += 4) {
-                const __m512i two = _mm512_loadu_si512(head + block * HALF * 16 + d * 16);
-                uint8_t* to = unpacked + block * HEAD_DIM * 16 + d * 16;
-                _mm512_store_si512(to, _mm512_and_si512(two, low));
-                _mm512_store_si512(to + HALF * 16, _mm512_and_si512(_mm512_srli_epi16(two, 4), low));
-            }
+        for (int at = 0; at < HALF * PAGE_TOKENS; at += 64) {
+            const __m512i two = _mm512_loadu_si512(head + at);
+            _mm512_store_si512(unpacked + at, _mm512_and_si512(two, low));
+            _mm512_store_si512(unpacked + HALF * PAGE_TOKENS + at, _mm512_and_si512(_mm512_srli_epi16(two, 4), low));
+        }
         const uint8_t* values = head + Cache::HALF_BYTES;
         for (int quad = 0; quad < PAGE_TOKENS / 4; quad++)
             for (int d = 0; d < HALF; d += 16) {
@@ -161,8 +159,8 @@ struct LevelTile {
         constexpr int LINES = (HEAD_BYTES / 64 + HEAD_DIM / 4 - 1) / (HEAD_DIM / 4);
         for (int d = 0; d < HEAD_DIM; d += 4) {
             prefetch(next + d / 4 * LINES * 64, LINES);
-            const __m512i k0 = _mm512_loadu_si512(keys + d * 16);
-            const __m512i k1 = _mm512_loadu_si512(keys + (HEAD_DIM + d) * 16);
+            const __m512i k0 = _mm512_loadu_si512(keys + d * PAGE_TOKENS);
+            const __m512i k1 = _mm512_loadu_si512(keys + d * PAGE_TOKENS + 64);
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; r++) {
                 int32_t four;
@@ -219,10 +217,11 @@ struct LevelTile {
 
 #endif  // VNNI
 
-// TOKENS consecutive tokens of one sequence from `first_row` on, all query heads of one key-value head.
+// TOKENS consecutive tokens of one sequence from `first_row` on, all query heads of one key-value head. `after` is what
+// will be read next.
 template <class Tile>
 void attend_tile(const typename Tile::Cache::Query* q, const Reading& reading, const typename Tile::Cache& cache,
-                 const int32_t* pages, int64_t first_row, int kv_head, float* out) {
+                 const int32_t* pages, int64_t first_row, int kv_head, const void* after, float* out) {
     Tile tile;
     const auto head_of = [&](int r) {
         return (first_row + r / GROUP) * reading.heads + kv_head * GROUP + r % GROUP;
@@ -233,12 +232,9 @@ void attend_tile(const typename Tile::Cache::Query* q, const Reading& reading, c
     const int first = tile.softmax.since[0] / PAGE_TOKENS * PAGE_TOKENS;
     for (int begin = first; begin < end; begin += PAGE_TOKENS) {
         // Pages lie anywhere, which the processor cannot foresee: the next one is asked for while this one is used.
-        const bool more = begin + PAGE_TOKENS < end;
-        const int next_page = (more ? begin + PAGE_TOKENS : first) / PAGE_TOKENS;
-        const int next_head = more || kv_head + 1 == cache.kv_heads ? kv_head : kv_head + 1;
+        const void* next = begin + PAGE_TOKENS < end ? cache.head(pages[begin / PAGE_TOKENS + 1], kv_head) : after;
         tile.page(cache.head(pages[begin / PAGE_TOKENS], kv_head), begin,
-                  end - begin < PAGE_TOKENS ? end - begin : PAGE_TOKENS, reading.softcap,
-                  (const char*)cache.head(pages[next_page], next_head));
+                  end - begin < PAGE_TOKENS ? end - begin : PAGE_TOKENS, reading.softcap, (const char*)next);
     }
     for (int r = 0; r < Tile::ROWS; r++) {
         float* to = out + head_of(r) * HEAD_DIM;
@@ -256,15 +252,32 @@ void attend_all(const typename One::Cache::Query* q, const Reading& reading, con
     int64_t work = 0;
     for (int64_t s = 0; s < segments; s++)
         work += (starts[s + 1] - starts[s]) * (reading.positions[starts[s + 1] - 1] + 1) * reading.heads * HEAD_DIM / 16;
-    // Longest first would balance better; with a few sequences a thread, taking the next one free is good enough.
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) collapse(2) if (work > WORTH_THREADS)
-    for (int64_t s = 0; s < segments; s++) {
-        for (int kv_head = 0; kv_head < cache.kv_heads; kv_head++) {
-            const int32_t* pages = table + s * table_width;
-            int64_t row = starts[s];
-            const int64_t last = starts[s + 1];
-            for (; row + TOKENS <= last; row += TOKENS) attend_tile<Many>(q, reading, cache, pages, row, kv_head, out);
-            for (; row < last; row++) attend_tile<One>(q, reading, cache, pages, row, kv_head, out);
+    const auto first_page = [&](int64_t s, int kv_head) {
+        const int since = reading.window ? reading.positions[starts[s]] + 1 - reading.window : 0;
+        return cache.head(table[s * table_width + (since > 0 ? since / PAGE_TOKENS : 0)], kv_head);
+    };
+    // With few sequences a thread takes a head of one at a time; with many, some sequences whole, because then it knows
+    // what it reads next.
+    const int heads = segments >= 8 * threads ? cache.kv_heads : 1;
+    const int64_t parts = cache.kv_heads / heads;
+    const int64_t together = heads == 1 ? 1 : segments / (8 * threads);
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (work > WORTH_THREADS)
+    for (int64_t task = 0; task < (segments + together - 1) / together * parts; task++) {
+        const int64_t begin = task / parts * together;
+        const int64_t end = begin + together < segments ? begin + together : segments;
+        const int first_head = (int)(task % parts) * heads;
+        for (int64_t s = begin; s < end; s++) {
+            for (int kv_head = first_head; kv_head < first_head + heads; kv_head++) {
+                const int32_t* pages = table + s * table_width;
+                const void* after = kv_head + 1 < first_head + heads ? first_page(s, kv_head + 1)
+                                    : s + 1 < end                    ? first_page(s + 1, first_head)
+                                                                     : first_page(s, kv_head);
+                int64_t row = starts[s];
+                const int64_t last = starts[s + 1];
+                for (; row + TOKENS <= last; row += TOKENS)
+                    attend_tile<Many>(q, reading, cache, pages, row, kv_head, after, out);
+                for (; row < last; row++) attend_tile<One>(q, reading, cache, pages, row, kv_head, after, out);
+            }
         }
     }
 }

@@ -46,7 +46,7 @@ struct QueryHead {
     int32_t level_sum;
 };
 
-// 8 or 4 bits, one scale a token and head. Keys are stored as level + ZERO, in blocks of 16 tokens [HEAD_DIM / 4][16][4];
+// 8 or 4 bits, one scale a token and head. Keys are stored as level + ZERO, [HEAD_DIM / 4][PAGE_TOKENS][4];
 // values as signed levels [PAGE_TOKENS / 4][HEAD_DIM][4]: both as dot products of four take them. 4 bits: the low half of a
 // byte holds one of the first HEAD_DIM / 2 channels, the high half the one HEAD_DIM / 2 further on. Then the scales of
 // PAGE_TOKENS keys, then of values.
@@ -65,8 +65,7 @@ struct LevelCache {
     static float* scales(uint8_t* head) { return (float*)(head + 2 * HALF_BYTES); }
 
     // NaN goes into the scale.
-    static float levels(const float* from, int zero, uint8_t* to) {
-        const float most = magnitude(from, HEAD_DIM);
+    static float levels(const float* from, float most, int zero, uint8_t* to) {
         if (most != most) {
             std::memset(to, zero, HEAD_DIM);
             return most;
@@ -76,22 +75,22 @@ struct LevelCache {
         return scale;
     }
     void store_key(int64_t page, int kv_head, int offset, float* key) const {
-        rotate_blocks(key, HEAD_DIM, KEY_BLOCK);
+        const float most = rotate_blocks(key, HEAD_DIM, KEY_BLOCK);
         alignas(64) uint8_t level[HEAD_DIM];
         uint8_t* here = head(page, kv_head);
-        scales(here)[offset] = levels(key, ZERO, level);
-        uint8_t* to = here + offset / 16 * (HALF_BYTES / 2) + offset % 16 * 4;
+        scales(here)[offset] = levels(key, most, ZERO, level);
+        uint8_t* to = here + offset * 4;
         if constexpr (BITS == 8)
-            for (int d = 0; d < HEAD_DIM; d += 4) std::memcpy(to + d * 16, level + d, 4);
+            for (int d = 0; d < HEAD_DIM; d += 4) std::memcpy(to + d * PAGE_TOKENS, level + d, 4);
         else
             for (int d = 0; d < HEAD_DIM / 2; d++)
-                to[d / 4 * 64 + d % 4] = (uint8_t)(level[d] | level[d + HEAD_DIM / 2] << 4);
+                to[d / 4 * 4 * PAGE_TOKENS + d % 4] = (uint8_t)(level[d] | level[d + HEAD_DIM / 2] << 4);
     }
     void store_value(int64_t page, int kv_head, int offset, float* value) const {
-        if (ROTATED_VALUES) rotate_blocks(value, HEAD_DIM, KEY_BLOCK);
+        const float most = ROTATED_VALUES ? rotate_blocks(value, HEAD_DIM, KEY_BLOCK) : magnitude(value, HEAD_DIM);
         alignas(64) uint8_t level[HEAD_DIM];
         uint8_t* here = head(page, kv_head);
-        scales(here)[PAGE_TOKENS + offset] = levels(value, BITS == 8 ? 0 : 8, level);
+        scales(here)[PAGE_TOKENS + offset] = levels(value, most, BITS == 8 ? 0 : 8, level);
         uint8_t* to = here + HALF_BYTES + offset / 4 * (HEAD_DIM * BITS / 2) + offset % 4;
         if constexpr (BITS == 8)
             for (int d = 0; d < HEAD_DIM; d++) to[d * 4] = level[d];
@@ -99,8 +98,7 @@ struct LevelCache {
             for (int d = 0; d < HEAD_DIM / 2; d++) to[d * 4] = (uint8_t)(level[d] | level[d + HEAD_DIM / 2] << 4);
     }
     void store_query(float* query, Query* to) const {
-        rotate_blocks(query, HEAD_DIM, KEY_BLOCK);
-        const float most = magnitude(query, HEAD_DIM);
+        const float most = rotate_blocks(query, HEAD_DIM, KEY_BLOCK);
         const float scale = most / 127.0f;
         to->level_sum = 0;
         if (most != most) {

@@ -4,14 +4,13 @@
 
 extern "C" {
 
-
 // x += y * scales where y is given; then, where weight is given, the RMS norm of x as rows of `kind`.
 void penstock_add_norm(float* x, const float* y, const float* scales, const float* weight, float epsilon, int64_t rows,
-                       int64_t width, int kind, void* out, float* out_scales, float* scratch, int threads) {
+                       int64_t width, int kind, void* out, float* out_scales, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (rows * width > WORTH_THREADS)
     for (int64_t row = 0; row < rows; row++) {
         float* here = x + row * width;
-        float* normed = scratch + row * width;
+        float* normed = row_buffer(width);
         floats squares = {};
         float rest = 0.0f;
         const float factor = scales ? scales[row] : 1.0f;
@@ -38,17 +37,16 @@ void penstock_add_norm(float* x, const float* y, const float* scales, const floa
 }
 
 void penstock_silu_mul(const float* y, const float* scales, int64_t rows, int64_t width, int kind, void* out,
-                       float* out_scales, float* scratch, int threads) {
+                       float* out_scales, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (rows * width > WORTH_THREADS)
     for (int64_t row = 0; row < rows; row++) {
         const float* gate = y + row * 2 * width;
         const float* up = gate + width;
-        float* product = scratch + row * width;
+        float* product = row_buffer(width);
         const float factor = scales ? scales[row] : 1.0f;
         int64_t i = 0;
         for (; i + LANES <= width; i += LANES) {
-            const floats g = load(gate + i) * factor;
-            store(product + i, g / (exponential(-g) + 1.0f) * (load(up + i) * factor));
+            store(product + i, silu(load(gate + i) * factor) * (load(up + i) * factor));
         }
         for (; i < width; i++) {
             const float g = gate[i] * factor;

@@ -58,12 +58,23 @@ inline uint16_t to_bfloat16(float x) {
 inline void put(float* p, float x) { *p = x; }
 inline void put(uint16_t* p, float x) { *p = to_bfloat16(x); }
 
-inline floats exponential(floats x);
-// tanh x = 1 - 2 / (e^2x + 1)
-inline floats tanh_of(floats x) { return 1.0f - 2.0f / (exponential(x * 2.0f) + 1.0f); }
-
-// e^x: x = n ln 2 + r, a polynomial in r, and n added to the exponent. Exactly 1 at 0 and 0 below -87.
+// e^x: x = n ln 2 + r, a polynomial in r, and n added to the exponent. Exactly 1 at 0 and 0 far below.
 inline floats exponential(floats x) {
+#ifdef __AVX512F__
+    // Results too small for a normal number would cost an interrupt each; NaN stays.
+    const __m512 low = _mm512_set1_ps(-87.0f), bounded = _mm512_max_ps(low, (__m512)x);
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(bounded, _mm512_set1_ps(1.44269504088896341f)), 0);
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), bounded);
+    r = _mm512_fmadd_ps(n, _mm512_set1_ps(2.12194440e-4f), r);
+    __m512 p = _mm512_set1_ps(1.0f / 720.0f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 120.0f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 24.0f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 6.0f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    return (floats)_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask((__m512)x, low, _CMP_NLT_UQ), p, n);
+#else
     const floats low = splat(-87.0f), high = splat(88.0f), magic = splat(12582912.0f);
     floats bounded = x < low ? low : x;
     bounded = bounded > high ? high : bounded;
@@ -71,8 +82,7 @@ inline floats exponential(floats x) {
     floats n = shifted - magic;
     floats r = bounded - n * 0.693359375f;
     r = r + n * 2.12194440e-4f;
-    floats p = splat(1.0f / 5040.0f);
-    p = p * r + 1.0f / 720.0f;
+    floats p = splat(1.0f / 720.0f);
     p = p * r + 1.0f / 120.0f;
     p = p * r + 1.0f / 24.0f;
     p = p * r + 1.0f / 6.0f;
@@ -81,6 +91,27 @@ inline floats exponential(floats x) {
     p = p * r + 1.0f;
     floats result = (floats)((ints)p + ((ints)shifted << 23));
     return x < low ? floats{} : result;
+#endif
+}
+
+// 1 / x for x from 1 to 1e35.
+inline floats reciprocal(floats x) {
+#ifdef __AVX512F__
+    const floats r = (floats)_mm512_rcp14_ps((__m512)x);
+    return r * (2.0f - x * r);
+#else
+    return 1.0f / x;
+#endif
+}
+
+// tanh x = 1 - 2 / (e^2x + 1)
+inline floats tanh_of(floats x) { return 1.0f - 2.0f / (exponential(x * 2.0f) + 1.0f); }
+
+// x / (1 + e^-x)
+inline floats silu(floats x) {
+    floats turned = -x;
+    turned = turned > 80.0f ? splat(80.0f) : turned;  // NaN stays
+    return x * reciprocal(exponential(turned) + 1.0f);
 }
 
 // v with its lanes exchanged by lane ^ STEP.
@@ -116,10 +147,58 @@ template <int STEP> inline floats butterfly(floats v) {
     return v * sign + exchanged<STEP>(v);
 }
 
+inline bool has_nan(floats v) {
+#ifdef __AVX512F__
+    return _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q) != 0;
+#else
+    const ints odd = v != v;
+    int any = 0;
+    for (int lane = 0; lane < LANES; lane++) any |= odd[lane];
+    return any != 0;
+#endif
+}
+
+// The largest magnitude of what was seen. As whole numbers, magnitudes without their sign are in order, and infinity and
+// NaN are above all others.
+struct Magnitude {
+    ints bits = {};
+    int32_t rest = 0;
+
+    void see(floats v) {
+        const ints size = (ints)v & 0x7FFFFFFF;
+        bits = size > bits ? size : bits;
+    }
+    void see(float x) {
+        int32_t size;
+        std::memcpy(&size, &x, 4);
+        size &= 0x7FFFFFFF;
+        rest = size > rest ? size : rest;
+    }
+    // NaN where one of them was NaN or infinite.
+    float most() const {
+        int32_t top = rest;
+        for (int lane = 0; lane < LANES; lane++) top = bits[lane] > top ? bits[lane] : top;
+        float value;
+        std::memcpy(&value, &top, 4);
+        return top < 0x7F800000 ? value : std::numeric_limits<float>::quiet_NaN();
+    }
+};
+
+inline float magnitude(const float* row, int64_t width) {
+    Magnitude seen;
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) seen.see(load(row + i));
+    for (; i < width; i++) seen.see(row[i]);
+    return seen.most();
+}
+
 // The Walsh-Hadamard transform of blocks of 64 (or 32, or 16) elements in place, not normalized: the weights carry the
 // factor. It spreads a row's outliers over their block, so that one int8 scale fits the whole row
 // (QuaRot, arXiv 2404.00456). Nothing where the width has no such blocks; quant/rotation.py does the same.
-inline void rotate_blocks(float* row, int64_t width, int64_t block) {
+//
+// Returns the largest magnitude of the result, NaN where one is NaN or infinite.
+inline float rotate_blocks(float* row, int64_t width, int64_t block) {
+    Magnitude seen;
     for (int64_t start = 0; start < width; start += block) {
         floats v[4];
         const int count = (int)(block / LANES);
@@ -132,42 +211,16 @@ inline void rotate_blocks(float* row, int64_t width, int64_t block) {
                     v[i] = a + b;
                     v[i + step] = a - b;
                 }
-        for (int i = 0; i < count; i++) store(row + start + i * LANES, v[i]);
+        for (int i = 0; i < count; i++) {
+            seen.see(v[i]);
+            store(row + start + i * LANES, v[i]);
+        }
     }
+    return seen.most();
 }
-inline void rotate_blocks(float* row, int64_t width) {
+inline float rotate_blocks(float* row, int64_t width) {
     const int64_t block = width % 64 == 0 ? 64 : width % 32 == 0 ? 32 : width % 16 == 0 ? 16 : 0;
-    if (block) rotate_blocks(row, width, block);
-}
-
-inline bool has_nan(floats v) {
-#ifdef __AVX512F__
-    return _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q) != 0;
-#else
-    const ints odd = v != v;
-    int any = 0;
-    for (int lane = 0; lane < LANES; lane++) any |= odd[lane];
-    return any != 0;
-#endif
-}
-
-// The largest magnitude of a row; NaN where one of them is NaN or infinite.
-inline float magnitude(const float* row, int64_t width) {
-    floats top = {};
-    ints odd = {};
-    int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) {
-        const floats v = load(row + i), size = v < 0.0f ? -v : v;
-        top = size > top ? size : top;
-        odd |= v != v;
-    }
-    float most = largest(top)[0];
-    bool nan = has_nan((floats)odd);  // all bits set is a NaN
-    for (; i < width; i++) {
-        most = std::fabs(row[i]) > most ? std::fabs(row[i]) : most;
-        nan |= row[i] != row[i];
-    }
-    return nan || most > std::numeric_limits<float>::max() ? std::numeric_limits<float>::quiet_NaN() : most;
+    return block ? rotate_blocks(row, width, block) : magnitude(row, width);
 }
 
 // Nearest whole numbers (to even) of row * inverse, plus `zero`, as bytes.
@@ -181,6 +234,21 @@ inline void to_levels(const float* row, int64_t width, float inverse, int zero, 
         std::memcpy(to + i, &narrow, sizeof narrow);
     }
     for (; i < width; i++) to[i] = (uint8_t)((int)std::nearbyintf(row[i] * inverse) + zero);
+}
+
+// Room for one float row a thread, which stays in the nearest cache.
+inline float* row_buffer(int64_t width) {
+    static thread_local struct Buffer {
+        float* data = nullptr;
+        int64_t width = 0;
+        ~Buffer() { std::free(data); }
+    } buffer;
+    if (buffer.width < width) {
+        std::free(buffer.data);
+        buffer.width = (width + 63) / 64 * 64;
+        buffer.data = (float*)std::aligned_alloc(64, buffer.width * sizeof(float));
+    }
+    return buffer.data;
 }
 
 inline int64_t padded(int64_t width) { return (width + 63) / 64 * 64; }
@@ -198,12 +266,11 @@ inline void emit(float* row, int64_t width, int kind, void* out, int64_t index, 
         for (int64_t i = 0; i < width; i++) target[i] = to_bfloat16(row[i]);
         return;
     }
-    if (!rotated) rotate_blocks(row, width);
+    const float most = rotated ? magnitude(row, width) : rotate_blocks(row, width);
     const int zero = kind == UINT8 ? 128 : 0;
     const int64_t stride = kind == UINT8 ? padded(width) : width;
     uint8_t* target = (uint8_t*)out + index * stride;
     if (stride > width) std::memset(target + width, zero, stride - width);
-    const float most = magnitude(row, width);
     if (most != most) {
         // Levels cannot say NaN; the scale does, and carries it to the end.
         std::memset(target, zero, width);
