@@ -110,10 +110,6 @@ void by_tiles(const Product& product, const uint8_t* rows, int64_t row, int64_t 
     if constexpr (A_TILES > 1) _tile_zero(2);
     if constexpr (A_TILES > 1 && B_TILES > 1) _tile_zero(3);
     for (int64_t tile = 0; tile < product.k_tiles; tile++) {
-        // Weights come from memory once a step: the next panels are asked for while these are used.
-        if (row == 0)
-            for (int line = 0; line < B_TILES * 16; line++)
-                __builtin_prefetch(weights + B_TILES * apart + (tile * B_TILES * 16 + line) * 64, 0, 2);
         _tile_loadd(6, weights + tile * TILE_BYTES, 64);
         _tile_loadd(4, rows + tile * 64, stride);
         _tile_dpbusd(0, 4, 6);
