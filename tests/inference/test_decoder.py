@@ -15,10 +15,12 @@ from inference.errors import ModelFormatError
 from inference.group import lone_sequence
 from inference.kernels.base import Kernels, KeyValueCache
 from inference.kernels.native import KernelsUnavailable, NativeKernels
+from inference.kernels.native.linear import PackedLinear
 from inference.kernels.reference import ReferenceKernels
 from inference.model.batch import build_batch
 from inference.model.config import DecoderConfig
 from inference.model.decoder import Decoder
+from inference.model.linear import channel_levels
 from inference.scheduler import Slice
 from inference.sequence import Sequence
 from inference.weights import StoreManifest, import_model
@@ -151,3 +153,35 @@ def test_a_folder_runs_at_every_precision(quantize: Any, tiny_folder: Path, tmp_
     engine = Engine.load(tmp_path / "store", threads=1, max_batch=4, memory_bytes=256 * 1024**2)
     (completion,) = engine.generate([[5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True))
     assert completion.output_tokens == 8 and completion.error is None
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_cache_of_whole_numbers_stays_close_to_a_bfloat16_one_and_keeps_the_bits(
+    kind: Any, smollm2_store: Path
+) -> None:
+    config = StoreManifest.load(smollm2_store).config
+    decoder = Decoder.load(smollm2_store, kernels_of("native", config, "int8"))
+    if kind not in decoder.kernels.cache_kinds:
+        pytest.skip("this processor has no dot products of bytes")
+    prompts = [[(31 * i + 17 * p + 100) % 40_000 for i in range(n)] for p, n in enumerate([1, 33, 64, 90])]
+    cuts = [1, 5, 64, 32]
+    levels = all_logits(decoder, prompts, KeyValueCache(config, 64, kind), cuts)
+    exact = torch.cat(all_logits(decoder, prompts, KeyValueCache(config, 64, "bf16"), cuts)).log_softmax(dim=1)
+    divergence = (exact.exp() * (exact - torch.cat(levels).log_softmax(dim=1))).sum(dim=1)
+    assert divergence.mean() < {"int8": 0.02, "int4": 0.5}[kind]
+    for prompt, logits in zip(prompts, levels, strict=True):
+        (alone,) = all_logits(decoder, [prompt], KeyValueCache(config, 64, kind), [len(prompt)])
+        assert torch.equal(alone, logits)
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 64, 16), (3, 100, 50), (17, 576, 40), (70, 200, 33)])
+def test_whole_number_products_are_exact(rows: int, inputs: int, outputs: int, smollm2_store: Path) -> None:
+    kernels = kernels_of("native", StoreManifest.load(smollm2_store).config, "int8")
+    weight = torch.randn((outputs, inputs), generator=torch.Generator().manual_seed(1))
+    product = kernels.linear("weight", weight)
+    if not isinstance(product, PackedLinear):
+        pytest.skip("this processor has no dot products of bytes")
+    levels, scales = channel_levels("weight", weight)
+    given = kernels.norm(torch.randn((rows, inputs)), torch.ones(inputs))
+    expected = (given.values[:, :inputs].long() - 128) @ levels.long().T  # no rounding anywhere
+    assert torch.equal(product(given), expected.float() * scales)

@@ -1,17 +1,8 @@
 // What some families need beside the usual: norms of what is added, other activations, soft caps, routers of experts.
 
-#include <vector>
-
 #include "vectors.h"
 
 namespace {
-
-// A float row a thread, to compute in before it is handed on.
-inline float* own_row(int64_t width) {
-    static thread_local std::vector<float> row;
-    if ((int64_t)row.size() < width) row.resize(width);
-    return row.data();
-}
 
 // Columns are always cut alike, whole vectors and then single ones, so that a row's bits are its own.
 template <class Vectors, class Single>
@@ -56,7 +47,7 @@ void penstock_add_post(float* x, const float* y, const float* scales, const floa
 void penstock_rows(const float* x, int64_t rows, int64_t width, int kind, void* out, float* out_scales, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (rows * width > WORTH_THREADS)
     for (int64_t row = 0; row < rows; row++) {
-        float* here = own_row(width);
+        float* here = row_buffer(width);
         std::memcpy(here, x + row * width, width * sizeof(float));
         emit(here, width, kind, out, row, out_scales);
     }
@@ -69,7 +60,7 @@ void penstock_gelu_mul(const float* y, const float* scales, int64_t rows, int64_
     for (int64_t row = 0; row < rows; row++) {
         const float* gate = y + row * 2 * width;
         const float* up = gate + width;
-        float* product = own_row(width);
+        float* product = row_buffer(width);
         const float factor = scales ? scales[row] : 1.0f;
         const auto single = [&](int64_t i) {
             const float g = gate[i] * factor;
