@@ -129,8 +129,10 @@ class Scheduler:
         """A slice's keys and values are in the cache; others may use the pages that have become full."""
         sequence, end = piece.sequence, piece.start + piece.count
         sequence.computed = end
-        self.recomputed_tokens += max(0, min(end, sequence.most_computed) - piece.start)
-        sequence.most_computed = max(sequence.most_computed, end)
+        if piece.start < sequence.most_computed:
+            self.recomputed_tokens += min(end, sequence.most_computed) - piece.start
+        if end > sequence.most_computed:
+            sequence.most_computed = end
         if self.share_prefixes:
             pages = sequence.pages
             for index in range(piece.start // PAGE_TOKENS, end // PAGE_TOKENS):
@@ -253,18 +255,18 @@ class Scheduler:
 
     def _with_pages(self, chosen: list[Slice], *, preempting: bool) -> list[Slice]:
         """The slices for which pages could be had, which their sequences now hold."""
-        need = sum(_missing(piece) for piece in chosen)
-        if need > self.pages.available:
-            chosen.sort(key=lambda piece: piece.sequence.order)
-        kept: list[Slice] = []
-        for piece in chosen:
-            missing = _missing(piece)
-            if missing and not self._make_available(missing, piece.sequence, preempting=preempting):
-                continue
-            if piece.sequence in self.running:
+        growing = [(piece, missing) for piece in chosen if (missing := _missing(piece))]
+        if sum(missing for _, missing in growing) <= self.pages.available:
+            for piece, missing in growing:
                 piece.sequence.pages += [self.pages.take() for _ in range(missing)]
-                kept.append(piece)
-        return kept
+            return chosen
+        without: set[Sequence] = set()
+        for piece, missing in sorted(growing, key=lambda grown: grown[0].sequence.order):
+            if self._make_available(missing, piece.sequence, preempting=preempting):
+                piece.sequence.pages += [self.pages.take() for _ in range(missing)]
+            else:
+                without.add(piece.sequence)
+        return [piece for piece in chosen if piece.sequence in self.running and piece.sequence not in without]
 
     def _make_available(self, pages: int, sequence: Sequence, *, preempting: bool) -> bool:
         """Preempt from the last on until there are that many pages; the sequence itself, if it is the last."""

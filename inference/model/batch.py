@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,41 +36,42 @@ class StepBatch:
 
 
 def build_batch(slices: list[Slice]) -> StepBatch:
-    counts = [piece.count for piece in slices]
+    """The slices as one step's rows, in their order."""
+    sequences = [piece.sequence for piece in slices]
+    first_positions = np.array([piece.start for piece in slices], dtype=np.int32)
+    counts = np.array([piece.count for piece in slices], dtype=np.int32)
     starts = np.zeros(len(slices) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
     rows = int(starts[-1])
-    token_ids = np.empty(rows, dtype=np.int64)
-    positions = np.empty(rows, dtype=np.int32)
-    width = max(len(piece.sequence.pages) for piece in slices)
-    table = np.full((len(slices), width), -1, dtype=np.int32)
-    logit_rows = []
-    for index, piece in enumerate(slices):
-        first, last = starts[index], starts[index + 1]
-        sequence, stop = piece.sequence, piece.start + piece.count
-        if piece.count == 1:
-            token_ids[first] = sequence.tokens[piece.start]
-            positions[first] = piece.start
-        else:
-            token_ids[first:last] = sequence.tokens[piece.start : stop]
-            positions[first:last] = np.arange(piece.start, stop)
-        table[index, : len(sequence.pages)] = sequence.pages
-        if piece.yields_token:
-            logit_rows.append(last - 1)
+    if rows == len(slices):
+        tokens = [piece.sequence.tokens[piece.start] for piece in slices]
+    else:
+        tokens = []
+        for piece in slices:
+            tokens += piece.sequence.tokens[piece.start : piece.start + piece.count]
     segment_of_row = np.repeat(np.arange(len(slices)), counts)
+    positions = np.arange(rows, dtype=np.int32) + (first_positions - starts[:-1])[segment_of_row]
+    held = np.array([len(sequence.pages) for sequence in sequences])
+    table = np.full((len(slices), int(held.max())), -1, dtype=np.int32)
+    table[np.arange(table.shape[1]) < held[:, None]] = list(
+        itertools.chain.from_iterable(sequence.pages for sequence in sequences)
+    )
     pages = table[segment_of_row, positions // PAGE_TOKENS].astype(np.int64)
     slots = pages * PAGE_TOKENS + positions % PAGE_TOKENS
+    contexts = first_positions + counts
+    yields = contexts == np.array([len(sequence.tokens) for sequence in sequences])
+    logit_rows = starts[1:][yields].astype(np.int64) - 1
     rotations = positions
-    if any(piece.sequence.rotation_offset for piece in slices):
-        offsets = np.array([piece.sequence.rotation_offset for piece in slices], dtype=np.int32)
+    if any(sequence.rotation_offset for sequence in sequences):
+        offsets = np.array([sequence.rotation_offset for sequence in sequences], dtype=np.int32)
         rotations = positions + offsets[segment_of_row]
     return StepBatch(
-        token_ids=torch.from_numpy(token_ids),
+        token_ids=torch.tensor(tokens, dtype=torch.int64),
         positions=torch.from_numpy(positions),
         rotations=torch.from_numpy(rotations),
         slots=torch.from_numpy(slots),
         segment_starts=torch.from_numpy(starts),
         page_table=torch.from_numpy(table),
-        logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
-        lengths=tuple((piece.count, piece.start + piece.count) for piece in slices),
+        logit_rows=torch.from_numpy(logit_rows),
+        lengths=tuple(zip(counts.tolist(), contexts.tolist(), strict=True)),
     )
