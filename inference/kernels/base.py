@@ -19,7 +19,7 @@ class Rows(NamedTuple):
     """Activations on their way into a matrix product.
 
     values: [M, K] in the computing type; int8 values * scales[row] are the row after `quant.rotation`; uint8 values are
-    the same plus 128, [M, K padded to a multiple of 64]
+    the same plus 128, [M, K filled up with 128 to an odd multiple of 64]
     scales: float32 [M], or None
     """
 

@@ -14,8 +14,8 @@ MOST_INPUTS = 65_536
 
 
 def padded(width: int) -> int:
-    """Rows and weights are filled up to a multiple of 64 inputs."""
-    return (width + 63) // 64 * 64
+    """Bytes of a uint8 row of that width: filled up to an odd number of cache lines (vectors.h tells why)."""
+    return ((width + 63) // 64 | 1) * 64
 
 
 class PackedLinear:
@@ -27,7 +27,7 @@ class PackedLinear:
         self._outputs, inputs = levels.shape
         if inputs > MOST_INPUTS:
             raise ValueError(f"{name} has {inputs} inputs; sums of at most {MOST_INPUTS} are exact")
-        self._tiles = padded(inputs) // 64
+        self._tiles = (inputs + 63) // 64
         self._library = library
         self._panels = torch.empty((self._outputs + 15) // 16 * self._tiles * 1024, dtype=torch.int8)
         self._corrections = torch.empty(self._outputs, dtype=torch.int32)

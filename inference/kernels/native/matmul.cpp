@@ -93,6 +93,9 @@ struct alignas(64) TileShape {
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
+// In memory of its own: GCC 12 takes the instruction to read 8 bytes only, and may leave out the rest of a local one.
+const TileShape TILE_SHAPE;
+
 bool allowed_tiles() {
     // Linux lends the tile registers to a process that asks (arch_prctl ARCH_REQ_XCOMP_PERM, XTILEDATA).
     static const bool allowed = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
@@ -203,8 +206,7 @@ void penstock_matmul(const uint8_t* rows, int64_t stride, int64_t count, const i
     if (count >= WORTH_A_TILE && allowed_tiles()) {
 #pragma omp parallel num_threads(threads) if (worth)
         {
-            const TileShape shape;
-            _tile_loadconfig(&shape);
+            _tile_loadconfig(&TILE_SHAPE);
             const uint8_t* rest = copied_rest(product);
 #pragma omp for schedule(static)
             for (int64_t pair = 0; pair < (panel_count + 1) / 2; pair++) {

@@ -251,10 +251,12 @@ inline float* row_buffer(int64_t width) {
     return buffer.data;
 }
 
-inline int64_t padded(int64_t width) { return (width + 63) / 64 * 64; }
+// Bytes from one UINT8 row to the next: an odd number of cache lines, or rows of some widths would all want the same few
+// places of the nearest cache.
+inline int64_t padded(int64_t width) { return ((width + 63) / 64 | 1) * 64; }
 
 // One finished row, in the type that the next matrix product takes. INT8 and UINT8: block-rotated in place (unless it is
-// `rotated` already), and scaled by the row's own largest magnitude. UINT8 rows hold level + 128 and are padded to 64.
+// `rotated` already), and scaled by the row's own largest magnitude. UINT8 rows hold level + 128 and are `padded`.
 inline void emit(float* row, int64_t width, int kind, void* out, int64_t index, float* scales, bool rotated = false) {
     if (kind == FLOAT32) {
         float* target = (float*)out + index * width;
