@@ -91,7 +91,7 @@ class ForeignDecoder(Decoder):
     """A causal model of transformers behind the decoder's interface."""
 
     def __init__(self, config: DecoderConfig, model: Any, compute: Compute, nbytes: int) -> None:
-        """shapes: of one token's keys and values, by layer; none where the model has no such cache."""
+        """Tries the model on a few tokens, which tells the shapes of its cache: `shapes`. Raises StoreError."""
         self.config = config
         self.kernels = _TheirKernels(replace(config, max_context=1), compute)
         self._model = model
@@ -161,6 +161,8 @@ class ForeignDecoder(Decoder):
 
         ids = torch.tensor([PROBE]) % self.config.vocab_size
         whole = self._model(ids, use_cache=False).logits[0].float()
+        if not bool(torch.isfinite(whole).all()):
+            raise StoreError(self.config.architecture, "gives NaN or infinity; its weights may be damaged")
         part = self._model(ids[:, :3], use_cache=False).logits[0].float()
         if not _alike(part, whole[:3]):
             raise StoreError(self.config.architecture, "is not causal: what comes later changes what came before")

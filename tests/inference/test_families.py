@@ -187,6 +187,24 @@ def test_in_int8_a_rows_bits_are_its_own_and_close_to_float32(name: str, tmp_pat
         assert torch.nn.functional.cosine_similarity(logits, precise, dim=1).mean() > 0.9
 
 
+@pytest.mark.parametrize("name", ["mixtral", "gemma2", "gemma3", "olmo2", "phi3, longrope", "smollm3"])
+def test_seeded_tokens_and_logprobs_are_the_same_alone_in_a_batch_and_after_a_prefix_hit(
+    name: str, tmp_path: Path
+) -> None:
+    make_model(name).save_pretrained(tmp_path / "model")
+    import_model(tmp_path / "model", tmp_path / "store")
+    engine = Engine.load(tmp_path / "store", threads=1, compute="int8", max_batch=8, memory_bytes=256 * 1024**2)
+    if engine.stats().kernels != "native":
+        pytest.skip("only the compiled kernels promise it")
+    sampling = SamplingParams(max_tokens=24, temperature=0.9, seed=5, logprobs=2, ignore_eos=True)
+    prompts = [*PROMPTS, [*PROMPTS[2], 5, 6, 7]]
+    together = engine.generate(prompts, sampling)
+    engine.forget_prefixes()
+    alone = [engine.generate([prompt], sampling)[0] for prompt in prompts]
+    assert alone[3].cached_prompt_tokens == 64
+    assert [(one.token_ids, one.logprobs) for one in together] == [(one.token_ids, one.logprobs) for one in alone]
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
     model = make_model(name)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from inference import Engine, SamplingParams
-from inference.errors import ModelFormatError, StoreError
+from inference.errors import ModelFormatError, QuantizationError, StoreError
 from inference.weights import StoreManifest, import_model
 
 VOCABULARY = 320
@@ -102,6 +102,17 @@ def test_a_model_that_looks_ahead_is_refused(tmp_path: Path) -> None:
     import_model(tmp_path / "model", tmp_path / "store")
     with pytest.raises(StoreError, match="not causal"):
         Engine.load(tmp_path / "store", threads=1, memory_bytes=256 * 1024**2)
+
+
+def test_damaged_weights_are_told_when_loading(tmp_path: Path) -> None:
+    model = make_model("GPTNeoX")
+    model.gpt_neox.layers[0].mlp.dense_h_to_4h.weight.data[3, 5] = float("nan")
+    model.save_pretrained(tmp_path / "model")
+    import_model(tmp_path / "model", tmp_path / "store")
+    with pytest.raises(StoreError, match="NaN"):
+        Engine.load(tmp_path / "store", threads=1, compute="fp32", memory_bytes=256 * 1024**2)
+    with pytest.raises(QuantizationError, match="dense_h_to_4h"):
+        Engine.load(tmp_path / "store", threads=1, compute="int8", memory_bytes=256 * 1024**2)
 
 
 def test_tensors_that_are_missing_are_named(tmp_path: Path) -> None:
