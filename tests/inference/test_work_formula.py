@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from inference.engine import Engine
+from inference.kernels.base import Compute
 from inference.model.config import DecoderConfig, Experts
 from inference.planner import peaks as peaks_module
 from inference.planner.meter import STEPS_KEPT, StepMeter
@@ -161,3 +162,24 @@ def test_the_engines_report_counts_its_own_rows(engine: Engine) -> None:
     pairs = (1 + 2 + 3 + 4 + 5 + 6) + (1 + 2 + 3 + 4)
     expected = 2 * (10 * weights + 6 * head) + 4 * config.query_size * config.layers * pairs
     assert report.operations == expected == engine.operations(4, 3) + engine.operations(2, 3)
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16", "int8"])
+def test_a_model_with_code_of_its_own_is_set_against_the_peaks_too(
+    compute: Compute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    monkeypatch.setattr(peaks_module, "peaks_folder", lambda: tmp_path / "peaks")
+    monkeypatch.setattr(peaks_module, "SECONDS_A_RATE", 0.0)
+    monkeypatch.setattr(peaks_module, "WORKING_SETS", (2**20, 2**21))
+    monkeypatch.setattr(peaks_module, "LARGE", 256)
+    monkeypatch.setattr(peaks_module, "LIBRARY_ROWS", 8)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_positions=64, n_embd=64, n_layer=2, n_head=2))
+    model.save_pretrained(tmp_path / "model")
+    engine = Engine.load(tmp_path / "model", threads=1, compute=compute, max_batch=2, memory_bytes=2**28)
+    engine.generate([[5, 6, 7]], SamplingParams(max_tokens=3, ignore_eos=True))
+    assert engine.peaks() is not None
+    report = engine.report()
+    assert (report.prefill_tokens, report.decode_tokens) == (3, 2)
+    assert report.fraction_of_limit is not None and report.fraction_of_limit > 0
