@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 _COMPILED_KEPT = 128
+_COMPILE_SECONDS = 10
+_MAX_STRAGGLERS = 2
+_STACK_BYTES = 256 * 1024**2  # reserved, and used only as deep as a grammar goes
 _MAX_LEXER_STATES = 10_000  # about 2 KB each: what one request may come to hold
+_GRAMMAR_FUEL = 200_000  # about 4 ms
 _MAX_ERROR_CHARACTERS = 300
 _JSON_FORM: JsonCompileOptions = {
     "whitespace_flexible": False,
@@ -41,15 +45,16 @@ _JSON_FORM: JsonCompileOptions = {
 
 
 class ConstraintState:
-    """Where one output stands in its grammar."""
+    """Where one output stands in its grammar. `beginning`: what every output begins with."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: int, beginning: tuple[int, ...] = ()) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
+        self.beginning = beginning
 
     def copy(self) -> ConstraintState:
         """The same place, to be followed apart."""
-        return ConstraintState(self._matcher.deep_copy(), self._vocabulary)
+        return ConstraintState(self._matcher.deep_copy(), self._vocabulary, self.beginning)
 
     @property
     def is_complete(self) -> bool:
@@ -89,33 +94,85 @@ class ConstraintState:
 
 
 class ConstraintCompiler:
-    """Turns constraints into states for one tokenizer; from any thread. Keeps the latest compiled forms."""
+    """Turns constraints into states for one tokenizer; from any thread. Keeps the latest outcomes, refusals too."""
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
         """vocabulary: the number of logits of the model, which may be above the tokenizer's."""
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._fast: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, ConstraintState] = OrderedDict()
-        self._lock = threading.Lock()
+        self._compiled: OrderedDict[str, ConstraintState | InvalidRequest] = OrderedDict()
+        self._compiling = threading.Lock()  # one at a time; what is known already does not wait for it
+        self._lock = threading.Lock()  # guards _compiled
+        self._stragglers: list[threading.Thread] = []
 
     def compile(self, constraint: Constraint) -> ConstraintState:
         """The beginning of its grammar, to be copied before use. Raises InvalidRequest naming `constraint`."""
+        outcome = self._known(constraint.digest)
+        if outcome is None:
+            with self._compiling:
+                # Another thread may have compiled it while this one waited.
+                outcome = self._known(constraint.digest)
+                if outcome is None:
+                    outcome = self._outcome(constraint)
+                    self._keep(constraint.digest, outcome)
+        if isinstance(outcome, InvalidRequest):
+            raise InvalidRequest(outcome.field, outcome.message)
+        return outcome
+
+    def _known(self, digest: str) -> ConstraintState | InvalidRequest | None:
         with self._lock:
-            state = self._compiled.get(constraint.digest)
-            if state is None:
-                state = self._compile(constraint)
-                self._compiled[constraint.digest] = state
-                while len(self._compiled) > _COMPILED_KEPT:
-                    self._compiled.popitem(last=False)
-            else:
-                self._compiled.move_to_end(constraint.digest)
-            return state
+            outcome = self._compiled.get(digest)
+            if outcome is not None:
+                self._compiled.move_to_end(digest)
+            return outcome
+
+    def _keep(self, digest: str, outcome: ConstraintState | InvalidRequest) -> None:
+        with self._lock:
+            self._compiled[digest] = outcome
+            while len(self._compiled) > _COMPILED_KEPT:
+                self._compiled.popitem(last=False)
+
+    def _outcome(self, constraint: Constraint) -> ConstraintState | InvalidRequest:
+        """Compile on a thread of its own: with a stack for the deepest grammar, and not waited for without end.
+
+        llguidance compiles by recursion, and a chain of a few thousand definitions, each naming the next, would
+        overflow a usual stack and end the process.
+        """
+        self._stragglers = [thread for thread in self._stragglers if thread.is_alive()]
+        if len(self._stragglers) >= _MAX_STRAGGLERS:
+            raise InvalidRequest("constraint", "too many others are still being compiled; try again later")
+        outcomes: list[ConstraintState | InvalidRequest] = []
+
+        def work() -> None:
+            try:
+                outcomes.append(self._compile(constraint))
+            except InvalidRequest as error:
+                outcomes.append(error)
+            except Exception as error:
+                outcomes.append(InvalidRequest("constraint", _shortened(f"{type(error).__name__}: {error}")))
+
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            thread = threading.Thread(target=work, name="constraint-compiler", daemon=True)
+            thread.start()
+        finally:
+            threading.stack_size(before)
+        thread.join(_COMPILE_SECONDS)
+        if not outcomes:
+            self._stragglers.append(thread)
+            return InvalidRequest("constraint", f"is not compiled within {_COMPILE_SECONDS} s; simplify it")
+        return outcomes[0]
 
     def _compile(self, constraint: Constraint) -> ConstraintState:
         from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+        limits = LLParserLimits(
+            # A grammar may spend it once for each of its terminals.
+            initial_lexer_fuel=_GRAMMAR_FUEL if constraint.kind == "grammar" else None,
+            max_lexer_states=_MAX_LEXER_STATES,
+            verbose_errors=False,
+        )
         try:
             matcher = LLMatcher(self._prepared(), _grammar(constraint), log_level=0, limits=limits)
         except (ValueError, TypeError, OverflowError) as error:
@@ -128,6 +185,7 @@ class ConstraintCompiler:
             state.allowed()
         except ConstraintFailed as error:
             raise InvalidRequest("constraint", error.message) from None
+        state.beginning = tuple(state.forced_tokens())
         return state
 
     def _prepared(self) -> LLTokenizer:

@@ -125,6 +125,8 @@ def new_group(
             eos_token_ids=tokenizer.eos_token_ids if tokenizer is not None else frozenset(),
             constraint=constraint.copy() if constraint is not None else None,
         )
+        if constraint is not None:
+            sequence.forced.extend(constraint.beginning)
         group.sequences.append(sequence)
     return group
 

@@ -21,6 +21,7 @@ ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "gramm
 MAX_SAMPLES = 128  # of one request; OpenAI's limit for n
 MAX_TOP_LOGPROBS = 20  # OpenAI's limit for top_logprobs
 MAX_CONSTRAINT_CHARACTERS = 100_000
+MAX_GRAMMAR_CHARACTERS = 20_000  # of Lark, whose compiler may take a time that grows with the square of it
 MAX_CHOICES = 2_000
 MAX_SCHEMA_DEPTH = 64  # nesting beyond it would cost stack in the grammar's compiler
 MAX_STOP_STRINGS = 64
@@ -44,10 +45,9 @@ class Constraint:
             raise InvalidRequest("constraint", f"is of the unknown kind {self.kind!r}")
         if not isinstance(self.text, str):
             raise InvalidRequest("constraint", f"must be text, not {type(self.text).__name__}")
-        if len(self.text) > MAX_CONSTRAINT_CHARACTERS:
-            raise InvalidRequest(
-                "constraint", f"has {len(self.text)} characters; at most {MAX_CONSTRAINT_CHARACTERS} are taken"
-            )
+        most = MAX_GRAMMAR_CHARACTERS if self.kind == "grammar" else MAX_CONSTRAINT_CHARACTERS
+        if len(self.text) > most:
+            raise InvalidRequest("constraint", f"has {len(self.text)} characters; at most {most} are taken")
         if self.kind == "json_schema":
             _check_schema(_parsed(self.text))
         elif self.kind == "choice":

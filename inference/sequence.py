@@ -129,9 +129,10 @@ class Sequence:
         constraint.advance(token)
         certain = ""
         while not constraint.is_complete:
-            if ended is not None or self.forced:
+            if ended is not None:
                 return certain, ended
-            self.forced.extend(constraint.forced_tokens())
+            if not self.forced:
+                self.forced.extend(constraint.forced_tokens())
             if not self.forced or self.sampling.needs_logprobs:
                 return certain, None
             while self.forced and ended is None:

@@ -192,6 +192,12 @@ def test_min_tokens_and_ignore_eos_keep_an_output_going_only_while_it_may(engine
     assert len(full.text) == 12 and full.finish_reason == "stop"
 
 
+def chain(length: int, rule: str, last: str) -> Constraint:
+    """A grammar in which each rule names the next."""
+    rules = [rule.format(index, index + 1, index + 1) for index in range(length)]
+    return Constraint.grammar("\n".join(["start: " + rules[0].split(":")[0], *rules, last.replace("'", '"')]))
+
+
 HARMFUL = {
     "unclosed group": Constraint.regex("("),
     "look-around": Constraint.regex("(?=a)b"),
@@ -199,7 +205,7 @@ HARMFUL = {
     "empty class": Constraint.regex(r"[^\s\S]"),
     "endless rule": Constraint.grammar("start: start"),
     "unknown rule": Constraint.grammar("start: nowhere"),
-    "deep rule": Constraint.grammar("start: " + "(" * 30_000 + '"a"' + ")" * 30_000),
+    "deep rule": Constraint.grammar("start: " + "(" * 9_000 + '"a"' + ")" * 9_000),
     "reference to itself": Constraint.json_schema({"$ref": "#"}),
     "all of itself": Constraint.json_schema({"allOf": [{"$ref": "#"}]}),
     "dangling reference": Constraint.json_schema({"$ref": "#/nowhere"}),
@@ -210,6 +216,9 @@ HARMFUL = {
     "unknown format": Constraint.json_schema({"type": "string", "format": "weird"}),
     "leniency of its own": Constraint.json_schema(
         {"type": "array", "uniqueItems": True, "items": {"type": "integer"}, "x-guidance": {"lenient": True}}
+    ),
+    "doubling terminals": Constraint.grammar(
+        "start: R0\n" + "\n".join(f"R{i}: R{i + 1} R{i + 1}" for i in range(40)) + '\nR40: "c"'
     ),
     "exploding combination": Constraint.json_schema(
         {
@@ -231,6 +240,15 @@ TREACHEROUS = {
     "huge string": Constraint.json_schema({"type": "string", "minLength": 10_000_000}),
     "endless object": Constraint.json_schema(
         {"type": "object", "properties": {"c": {"$ref": "#"}}, "required": ["c"], "additionalProperties": False}
+    ),
+    "chain of references": Constraint.json_schema(
+        {
+            "$defs": {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(2000)} | {"d2000": {}},
+            "$ref": "#/$defs/d0",
+        }
+    ),
+    "chain of rules": Constraint.grammar(
+        "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(1200)) + '\nr1200: "c"'
     ),
     "two thousand properties": Constraint.json_schema(
         {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(2000)}}

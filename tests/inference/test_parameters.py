@@ -89,6 +89,7 @@ def test_constraints_that_no_compiler_should_see_are_refused() -> None:
         lambda: Constraint.json_schema({"a": object()}),
         lambda: Constraint.regex(""),
         lambda: Constraint.grammar(""),
+        lambda: Constraint.grammar("start: " + '"a" ' * 5000),
         lambda: Constraint.choice([]),
         lambda: Constraint.choice([""]),
         lambda: Constraint.choice("one text"),
