@@ -43,6 +43,7 @@ SCHEMAS: list[dict[str, Any]] = [
         "additionalProperties": False,
     },
     {"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 8}]},
+    {"oneOf": [{"type": "boolean"}, {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3}]},
     {
         "type": "object",
         "properties": {"risk": {"enum": ["low", "high"]}, "note": {"type": ["string", "null"], "maxLength": 10}},
@@ -212,6 +213,7 @@ HARMFUL = {
     "no number": Constraint.json_schema({"type": "integer", "minimum": 5, "maximum": 4}),
     "nothing": Constraint.json_schema("false"),
     "unique items": Constraint.json_schema({"type": "array", "uniqueItems": True, "items": {"type": "integer"}}),
+    "one of two that overlap": Constraint.json_schema({"oneOf": [{"type": "integer"}, {"type": "number"}]}),
     "not": Constraint.json_schema({"not": {"type": "string"}}),
     "unknown format": Constraint.json_schema({"type": "string", "format": "weird"}),
     "leniency of its own": Constraint.json_schema(
