@@ -369,7 +369,9 @@ class Engine:
             slices = self._scheduler.schedule()
             if not slices:
                 return False
-            self._step_priority = min(piece.sequence.request.priority for piece in slices)
+            # The least urgent row decides: where a person already gets tokens in a batch's step, the next person must
+            # not wait for the batch's rows either.
+            self._step_priority = max(piece.sequence.request.priority for piece in slices)
             self._ahead_seconds = self._ahead_processor_seconds = 0.0
             started, processor_started = time.perf_counter(), time.thread_time()
             tokens = self._compute(slices, self._step_ahead)
