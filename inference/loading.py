@@ -101,14 +101,19 @@ def load_model(
         total = fitting_pages(config, foreign.page_bytes, budget - foreign.nbytes, max_batch, token_budget)
         store_of_states = ForeignCache(foreign.shapes, total)
         return LoadedModel(
-            manifest, foreign, tokenizer, store_of_states, PagePool(total, store_of_states.clear), chosen
+            manifest,
+            foreign,
+            tokenizer,
+            store_of_states,
+            PagePool(total, store_of_states.clear, store_of_states.copy),
+            chosen,
         )
     kernels = choose_kernels(config, chosen)
     kind = cache_kind(cache, kernels)
     decoder = Decoder.load(store, kernels)
     total = cache_pages(config, kind, budget - decoder.nbytes, max_batch, token_budget)
     pages = KeyValueCache(config, total, kind)
-    return LoadedModel(manifest, decoder, tokenizer, pages, PagePool(total, pages.clear), chosen)
+    return LoadedModel(manifest, decoder, tokenizer, pages, PagePool(total, pages.clear, pages.copy), chosen)
 
 
 def choose_kernels(config: DecoderConfig, compute: Compute) -> Kernels:

@@ -18,6 +18,9 @@ from inference.sequence import Sequence
 # pieces never depend on its neighbours.
 CHUNK_TOKENS = 256
 
+# Copying a page costs about as much as computing a token or two.
+LEAST_COPIED = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Slice:
@@ -151,6 +154,7 @@ class Scheduler:
                     if link in being_made:
                         continue  # it finds the page in the next step
                     being_made.add(link)
+                self._copy_prefix(sequence)
             left = len(sequence.tokens) - sequence.computed
             count = min(left, self.chunk_tokens - sequence.computed % self.chunk_tokens)
             if count > budget:
@@ -164,14 +168,29 @@ class Scheduler:
         found = self._findable(sequence)
         for page in found:
             self.pages.hold(page)
-        start = sequence.computed
         sequence.pages += found
-        sequence.computed += len(found) * PAGE_TOKENS
-        self.prefix_hit_tokens += max(0, min(sequence.computed, sequence.prompt_tokens) - start)
-        if sequence.computed > sequence.most_computed:
+        self._skip(sequence, len(found) * PAGE_TOKENS)
+
+    def _copy_prefix(self, sequence: Sequence) -> None:
+        """Where a page that others have made differs from the next one only further on, begin with a copy of it."""
+        if self.pages.available <= len(self.running):
+            return
+        at = sequence.computed
+        wanted = tuple(sequence.tokens[at : min(at + PAGE_TOKENS, len(sequence.tokens) - 1)])
+        common, page = self.pages.nearest(_before(sequence, len(sequence.pages)), wanted)
+        if common >= LEAST_COPIED:
+            sequence.pages.append(self.pages.take_copy(page))
+            self._skip(sequence, common)
+
+    def _skip(self, sequence: Sequence, count: int) -> None:
+        """So many more of its tokens are in the cache without having been computed for it."""
+        start, end = sequence.computed, sequence.computed + count
+        sequence.computed = end
+        self.prefix_hit_tokens += max(0, min(end, sequence.prompt_tokens) - start)
+        if end > sequence.most_computed:
             first = max(start, sequence.most_computed)
-            sequence.cached_prompt_tokens += max(0, min(sequence.computed, sequence.prompt_tokens) - first)
-            sequence.most_computed = sequence.computed
+            sequence.cached_prompt_tokens += max(0, min(end, sequence.prompt_tokens) - first)
+            sequence.most_computed = end
 
     def _findable(self, sequence: Sequence) -> list[int]:
         found: list[int] = []

@@ -106,7 +106,7 @@ class InvarianceCheck:
 
     def run(self, mix: Mix) -> None:
         """Raises NotInvariant; also where a page or a request is lost."""
-        pages = PagePool(mix.pages, self.model.cache.clear)
+        pages = PagePool(mix.pages, self.model.cache.clear, self.model.cache.copy)
         todo = sorted(mix.arrivals, key=lambda arrival: (arrival.step, arrival.layer))
         done: dict[str, Completion] = {}
         step = layer = 0
@@ -168,7 +168,7 @@ class InvarianceCheck:
         key = request.prompt_token_ids, request.sampling
         if key not in self._alone:
             engine = Engine(
-                replace(self.model, pages=PagePool(MOST_PAGES, self.model.cache.clear)),
+                replace(self.model, pages=PagePool(MOST_PAGES, self.model.cache.clear, self.model.cache.copy)),
                 threads=1,
                 max_batch=MOST_BATCH,
                 token_budget=MOST_BUDGET,

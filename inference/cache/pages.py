@@ -16,6 +16,9 @@ PAGE_TOKENS = 32
 KEPT_PAGES = 1024
 KEPT_SHARE = 4
 
+# Of the pages that follow one and the same, so many are compared for the longest common beginning.
+NEIGHBOURS = 16
+
 BEGINNING = -1  # stands for the page before a prompt's first; so do lower numbers, for beginnings apart from this one
 
 
@@ -24,21 +27,29 @@ def pages_for(tokens: int) -> int:
     return -(-tokens // PAGE_TOKENS)
 
 
-def _leave(_: list[int]) -> None:
+def _leave(*_: object) -> None:
     """For a pool without memory behind it."""
 
 
 class PagePool:
     """A fixed number of pages, each free, held by one or more sequences, or idle: shared, and held by nobody.
 
-    total: pages. clear: zeroes pages, for those that may hold NaN. keep: idle pages at most.
+    total: pages. clear: zeroes pages, for those that may hold NaN. copy: the content of the first page to the second.
+    keep: idle pages at most.
     Freed pages are reused first, so that memory once touched stays warm.
     """
 
-    def __init__(self, total: int, clear: Callable[[list[int]], None] = _leave, keep: int | None = None) -> None:
+    def __init__(
+        self,
+        total: int,
+        clear: Callable[[list[int]], None] = _leave,
+        copy: Callable[[int, int], None] = _leave,
+        keep: int | None = None,
+    ) -> None:
         self.total = total
         self.most_held = 0
         self._clear = clear
+        self._copy = copy
         self._keep = max(KEPT_PAGES, total // KEPT_SHARE) if keep is None else keep
         self._free = list(range(total - 1, -1, -1))
         self._holders = [0] * total
@@ -49,6 +60,7 @@ class PagePool:
         self._identity: dict[int, int] = {}
         self._key: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._shared: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._following: dict[int, dict[int, None]] = {}  # by a page's identity or a beginning: the shared next ones
         self._spoiled: set[int] = set()
 
     @property
@@ -83,6 +95,22 @@ class PagePool:
         identity = before if before <= BEGINNING else self._identity.get(before)
         return None if identity is None else self._shared.get((identity, tokens))
 
+    def nearest(self, before: int, tokens: tuple[int, ...]) -> tuple[int, int]:
+        """(how many of the tokens a shared page after `before` begins with, that page): the best of the latest few."""
+        identity = before if before <= BEGINNING else self._identity.get(before)
+        if identity is None or identity not in self._following:
+            return 0, 0
+        latest = itertools.islice(reversed(self._following[identity]), NEIGHBOURS)
+        return max((_common(self._key[page][1], tokens), page) for page in latest)
+
+    def take_copy(self, page: int) -> int:
+        """A page of one's own with the content of another. Needs `available`."""
+        self.hold(page)  # or else it might be the one to be given up
+        own = self.take()
+        self._copy(page, own)
+        self.release([page])
+        return own
+
     def is_idle(self, page: int) -> bool:
         return page in self._idle
 
@@ -109,6 +137,7 @@ class PagePool:
         self._shared[key] = page
         self._key[page] = key
         self._identity[page] = next(self._identities)
+        self._following.setdefault(identity, {})[page] = None
         return page
 
     def spoil(self, pages: list[int]) -> None:
@@ -155,3 +184,12 @@ class PagePool:
         if key is not None:
             del self._shared[key]
             del self._identity[page]
+            following = self._following[key[0]]
+            del following[page]
+            if not following:
+                del self._following[key[0]]
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """The number of tokens that both begin with."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -59,6 +59,11 @@ class KeyValueCache:
         for layer in self.layers:
             layer.pages[pages] = 0
 
+    def copy(self, source: int, target: int) -> None:
+        """Write one page's content over another's."""
+        for layer in self.layers:
+            layer.pages[target] = layer.pages[source]
+
 
 def _lazy_pages(config: DecoderConfig, pages: int, kind: CacheKind) -> torch.Tensor:
     """Zeros by NumPy, which asks the system for zeroed memory; torch.zeros would write, and so occupy, all of it."""

@@ -71,6 +71,23 @@ def test_use_keeps_a_page_from_being_given_up() -> None:
     assert pool.find(BEGINNING, A) is not None and pool.find(BEGINNING, B) is None
 
 
+def test_the_page_with_the_longest_common_beginning_is_found_and_copied() -> None:
+    copies: list[tuple[int, int]] = []
+    pool = PagePool(3, copy=lambda source, target: copies.append((source, target)))
+    far, near = (*A[:5], *B[5:]), (*A[:9], *B[9:])
+    held = [*chain(pool, far), *chain(pool, near)]
+    assert pool.nearest(BEGINNING, A) == (9, held[1])
+    assert pool.nearest(held[0], A)[0] == 0
+    pool.release(held)
+    one = pool.take()
+    own = pool.take_copy(pool.nearest(BEGINNING, A)[1])
+    assert copies == [(pool.nearest(BEGINNING, A)[1], own)]
+    assert pool.nearest(BEGINNING, A)[0] == 9  # the other one has been given up
+    pool.release([one, own])
+    pool.forget_idle()
+    assert pool.nearest(BEGINNING, A)[0] == 0
+
+
 def test_a_page_made_twice_is_kept_once() -> None:
     pool = PagePool(4)
     one = pool.share(pool.take(), BEGINNING, A)

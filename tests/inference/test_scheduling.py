@@ -103,10 +103,24 @@ def test_the_last_token_of_a_prompt_is_always_computed(make: Make, reference: En
     prompt = tokens_of(64, 1)
     sampling = SamplingParams(max_tokens=4, ignore_eos=True)
     (expected,) = outputs(reference, [prompt], 4)
-    for cached in (0, 32):
+    for cached in (0, 63):
         (made,) = engine.generate([prompt], sampling)
         assert made.token_ids == expected
         assert made.cached_prompt_tokens == cached
+
+
+def test_a_page_that_differs_further_on_is_copied_and_computed_from_there(make: Make, reference: Engine) -> None:
+    engine = make()
+    common = tokens_of(80, 1)
+    prompts = [common + tokens_of(40, salt) for salt in (2, 3)]
+    expected = outputs(reference, prompts)
+    sampling = SamplingParams(max_tokens=8, ignore_eos=True)
+    for cached, prompt, output in zip((0, 80), prompts, expected, strict=True):
+        (made,) = engine.generate([prompt], sampling)
+        assert made.cached_prompt_tokens == cached
+        assert made.token_ids == output
+    # The first one's own page is as it was.
+    assert outputs(engine, prompts[:1]) == expected[:1]
 
 
 def test_an_output_can_be_the_beginning_of_the_next_prompt(make: Make, reference: Engine) -> None:
