@@ -207,6 +207,18 @@ class ConstraintCompiler:
         return self._fast
 
 
+def check_meaning(constraint: Constraint) -> None:
+    """Raises InvalidRequest naming `constraint` where it cannot be followed, whatever the model."""
+    from llguidance import LLMatcher
+
+    try:
+        problem = LLMatcher.validate_grammar(_grammar(constraint))
+    except (ValueError, TypeError, OverflowError) as error:
+        problem = str(error)
+    if problem:
+        raise InvalidRequest("constraint", _shortened(problem))
+
+
 def _grammar(constraint: Constraint) -> str:
     """llguidance's form of the constraint."""
     from llguidance import LLMatcher

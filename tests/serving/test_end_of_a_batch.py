@@ -86,7 +86,12 @@ def test_files_have_openais_lines(mixed: Batch, release: Any) -> None:
                         "finish_reason": "stop",
                     }
                 ],
-                "usage": {"prompt_tokens": 30, "completion_tokens": 3, "total_tokens": 33},
+                "usage": {
+                    "prompt_tokens": 30,
+                    "completion_tokens": 3,
+                    "total_tokens": 33,
+                    "prompt_tokens_details": {"cached_tokens": 0},
+                },
                 "system_fingerprint": f"fp_{release.digest[:12]}",
             },
         },

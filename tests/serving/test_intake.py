@@ -105,13 +105,32 @@ BAD_LINES: dict[str, tuple[Callable[[Lines], Any], str, str | None]] = {
     "top_p 0": (lambda line: line("x", top_p=0), "invalid_value", "body.top_p"),
     "seed a float": (lambda line: line("x", seed=1.5), "invalid_value", "body.seed"),
     "five stops": (lambda line: line("x", stop=["a", "b", "c", "d", "e"]), "invalid_value", "body.stop"),
-    "two choices": (lambda line: line("x", n=2), "unsupported_parameter", "body.n"),
-    "logprobs": (lambda line: line("x", logprobs=True), "unsupported_parameter", "body.logprobs"),
+    "no choice": (lambda line: line("x", n=0), "invalid_value", "body.n"),
+    "more choices than the task has tokens": (lambda line: line("x", n=65), "max_tokens_above_task_limit", "body.n"),
+    "top_logprobs alone": (lambda line: line("x", top_logprobs=2), "invalid_value", "body.top_logprobs"),
+    "a penalty of 3": (lambda line: line("x", presence_penalty=3), "invalid_value", "body.presence_penalty"),
+    "a bias on a word": (lambda line: line("x", logit_bias={"tea": 1}), "invalid_value", "body.logit_bias.tea"),
+    "min_tokens above max_tokens": (lambda line: line("x", min_tokens=7), "invalid_value", "body.min_tokens"),
     "tools": (lambda line: line("x", tools=[{"type": "function"}]), "unsupported_parameter", "body.tools"),
-    "JSON asked for": (
-        lambda line: line("x", response_format={"type": "json_object"}),
-        "unsupported_parameter",
+    "a form without its schema": (
+        lambda line: line("x", response_format={"type": "json_schema"}),
+        "invalid_value",
         "body.response_format",
+    ),
+    "a schema that nothing follows": (
+        lambda line: line("x", guided_json={"type": "string", "pattern": "("}),
+        "invalid_value",
+        "body.guided_json",
+    ),
+    "two forms": (
+        lambda line: line("x", guided_regex="a", guided_choice=["a"]),
+        "invalid_value",
+        "body.guided_choice",
+    ),
+    "a stop text in JSON": (
+        lambda line: line("x", stop="}", response_format={"type": "json_object"}),
+        "invalid_value",
+        "body.stop",
     ),
     "streaming": (lambda line: line("x", stream=True), "unsupported_parameter", "body.stream"),
     "a misspelt parameter": (lambda line: line("x", temprature=0), "unknown_parameter", "body.temprature"),
@@ -160,7 +179,7 @@ def test_a_line_that_is_too_long_does_not_hide_the_next(submit: Submit, line: Li
 
 
 def test_all_bad_lines_are_told_with_all_their_problems(submit: Submit, line: Lines) -> None:
-    batch = submit([line("a", temperature=9, top_p=9), line("b"), b"{", line("b"), line("c", n=3)])
+    batch = submit([line("a", temperature=9, top_p=9), line("b"), b"{", line("b"), line("c", n=300)])
 
     intake(batch.pk)
 

@@ -19,9 +19,11 @@ from governance.ledger.events import REQUEST_FINISHED, timestamp
 from governance.ledger.keys import VerifierKey
 from governance.ledger.models import Checkpoint, Leaf, OutboxEntry
 from governance.ledger.services import ledger_key
+from inference.errors import InvalidRequest
 from penstock.serving.completion import leaf_payload
-from penstock.serving.digests import prompt_digest, salted_digest
+from penstock.serving.digests import output_digest, prompt_digest
 from penstock.serving.models import Request
+from penstock.serving.rejection import Rejected
 
 CHUNK = 2000
 DIGESTED = ("prompt_digest", "output_digest")
@@ -220,10 +222,10 @@ def _payload_now(row: Request) -> dict[str, Any]:
     try:
         said = leaf_payload(row)
         prompt = prompt_digest(row.salt, row.body)
-    except (KeyError, TypeError, ValueError):
-        # A body that was changed into none that could ever have been run.
-        said, prompt = {}, None
-    output = salted_digest(row.salt, row.output_text) if row.output_text else None
+        output = output_digest(row.salt, row.output_texts) or None
+    except (AttributeError, KeyError, TypeError, ValueError, Rejected, InvalidRequest):
+        # A row that was changed into none that could ever have been run.
+        said, prompt, output = {}, None, None
     return {**said, "prompt_digest": prompt, "output_digest": output}
 
 

@@ -16,7 +16,14 @@ from penstock.openai_api.errors import ApiError, envelope
 from penstock.serving import live
 from penstock.serving.bodies import CHAT_COMPLETIONS, COMPLETIONS
 from penstock.serving.models import Request
-from penstock.serving.shapes import completion_body, completion_id, system_fingerprint
+from penstock.serving.shapes import (
+    chat_logprobs,
+    completion_body,
+    completion_id,
+    finish_reason_of,
+    legacy_logprobs,
+    system_fingerprint,
+)
 
 DONE = b"data: [DONE]\n\n"
 Events = AsyncGenerator[live.LiveEvent, None]
@@ -66,16 +73,17 @@ def _raise_failure(request: Request) -> None:
 async def _stream(chunks: "Chunks", first: live.LiveEvent, events: Events) -> AsyncIterator[bytes]:
     """Server-sent events. Closing this closes `events`, which cancels the request."""
     try:
-        if chunks.chat:
-            yield chunks.opening()
+        for opening in chunks.openings():
+            yield opening
         event = first
         while isinstance(event, live.TextDelta):
-            if event.text:
-                yield chunks.text(event.text)
+            if event.text or event.logprobs:
+                yield chunks.delta(event)
             event = await anext(events)
         request = event.request
         if request.status == Request.Status.SUCCEEDED:
-            yield chunks.closing(request)
+            for closing in chunks.closings(request):
+                yield closing
             if chunks.usage:
                 yield chunks.totals(request)
         else:
@@ -91,6 +99,8 @@ class Chunks:
     def __init__(self, request: Request, *, usage: bool) -> None:
         self.chat = request.endpoint == CHAT_COMPLETIONS
         self.usage = usage
+        self.outputs: int = request.body.get("n") or 1
+        self.top_logprobs = request.body.get("logprobs")
         self.head = {
             "id": completion_id(request),
             "object": "chat.completion.chunk" if self.chat else "text_completion",
@@ -98,22 +108,38 @@ class Chunks:
             "model": request.body["model"],
             "system_fingerprint": system_fingerprint(request),
         }
+        self.told = [0] * self.outputs  # characters of each output's tokens so far
 
-    def opening(self) -> bytes:
-        return self._choice({"role": "assistant", "content": "", "refusal": None}, "", None)
+    def openings(self) -> list[bytes]:
+        if not self.chat:
+            return []
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return [self._choice(index, delta, "", None) for index in range(self.outputs)]
 
-    def text(self, text: str) -> bytes:
-        return self._choice({"content": text}, text, None)
+    def delta(self, news: live.TextDelta) -> bytes:
+        if self.chat or news.logprobs is None:
+            logprobs = chat_logprobs(news.logprobs)
+        else:
+            logprobs = legacy_logprobs(news.logprobs, self.told[news.index], self.top_logprobs or 0)
+            self.told[news.index] += sum(len(item["token"]) for item in news.logprobs)
+        return self._choice(news.index, {"content": news.text}, news.text, None, logprobs)
 
-    def closing(self, request: Request) -> bytes:
-        return self._choice({}, "", request.finish_reason)
+    def closings(self, request: Request) -> list[bytes]:
+        return [self._choice(index, {}, "", finish_reason_of(request, index)) for index in range(self.outputs)]
 
     def totals(self, request: Request) -> bytes:
         return _event({**self.head, "choices": [], "usage": completion_body(request)["usage"]})
 
-    def _choice(self, delta: dict[str, Any], text: str, finish_reason: str | None) -> bytes:
+    def _choice(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        text: str,
+        finish_reason: str | None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> bytes:
         said = {"delta": delta} if self.chat else {"text": text}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish_reason}
+        choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": finish_reason}
         return _event({**self.head, "choices": [choice], **({"usage": None} if self.usage else {})})
 
 

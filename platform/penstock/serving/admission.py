@@ -6,12 +6,20 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from inference.errors import InferenceError, TemplateError
+from inference.errors import InferenceError, InvalidRequest, TemplateError
 from penstock.accounts.models import ApiKey, Team
 from penstock.registry.models import ModelRelease, Task
+from penstock.registry.output_contract import OutputContract
 from penstock.registry.policy import PolicyError, resolve
 from penstock.serving.bodies import ENDPOINTS, ChatBody, CompletionBody, InvalidBody, parse_body, unstorable_text
-from penstock.serving.prompts import PromptTokenizer, prompt_token_ids, tokenizer_of
+from penstock.serving.forms import FORM_PARAMETERS, STRUCTURED_OUTPUTS, form_as_kept, form_asked_for, form_rejected
+from penstock.serving.prompts import (
+    PromptTokenizer,
+    bound_sampling_of,
+    compiler_of,
+    prompt_token_ids,
+    tokenizer_of,
+)
 from penstock.serving.rejection import Rejected
 
 __all__ = ["Admitted", "Rejected", "admit"]
@@ -73,6 +81,7 @@ def admit(
     token_ids = _tokenize(tokenizer, release, completed)
     completed["max_tokens"] = _max_tokens(parsed, task, release, len(token_ids))
     completed.pop("max_completion_tokens", None)
+    _check_sampling(completed, task, release)
     options = body.get("stream_options") or {}
     return Admitted(
         task=task,
@@ -156,7 +165,7 @@ def _tokenize(
 
 def _max_tokens(parsed: ChatBody | CompletionBody, task: Task, release: ModelRelease, prompt_tokens: int) -> int:
     """What was asked for, else the task's own, as far as the context leaves room."""
-    asked = parsed.asked_max_tokens
+    asked, samples = parsed.asked_max_tokens, parsed.samples
     room = release.context_tokens - prompt_tokens
     prompt_param = "messages" if isinstance(parsed, ChatBody) else "prompt"
     if room < 1 or (asked is not None and asked > room):
@@ -174,13 +183,79 @@ def _max_tokens(parsed: ChatBody | CompletionBody, task: Task, release: ModelRel
                 "output": asked if asked is not None else 1,
             },
         )
-    if asked is not None and not task.unassigned and asked > task.max_output_tokens:
+    if not task.unassigned and samples > task.max_output_tokens:
+        raise Rejected(
+            http_status=400,
+            code="max_tokens_above_task_limit",
+            param="n",
+            message=_("The task '%(task)s' allows %(limit)d output tokens a request; that is not one for each output.")
+            % {"task": task.name, "limit": task.max_output_tokens},
+        )
+    if asked is not None and not task.unassigned and asked * samples > task.max_output_tokens:
         newer = isinstance(parsed, ChatBody) and parsed.max_completion_tokens is not None
         raise Rejected(
             http_status=400,
             code="max_tokens_above_task_limit",
             param="max_completion_tokens" if newer else "max_tokens",
             message=_("The task '%(task)s' allows %(limit)d output tokens a request; %(asked)d were asked for.")
-            % {"task": task.name, "limit": task.max_output_tokens, "asked": asked},
+            % {"task": task.name, "limit": task.max_output_tokens, "asked": asked * samples},
         )
-    return asked if asked is not None else min(task.max_output_tokens, room)
+    if asked is not None:
+        return asked
+    return min(task.max_output_tokens if task.unassigned else task.max_output_tokens // samples, room)
+
+
+def _check_sampling(completed: dict[str, Any], task: Task, release: ModelRelease) -> None:
+    """Tries what the engine will be asked for, and leaves one spelling of the output's form in the body.
+
+    Raises Rejected naming the parameter.
+    """
+    config = release.manifest.get("config") or {}
+    if not config.get("has_head", True):
+        raise Rejected(
+            http_status=400,
+            code="model_does_not_generate",
+            param="model",
+            message=_("The model release '%(name)s' generates no text; it is for /v1/embeddings.")
+            % {"name": release.name},
+        )
+    asked = form_asked_for(completed)
+    try:
+        sampling = bound_sampling_of(completed, "", OutputContract.model_validate(task.output_contract or {}))
+    except InvalidRequest as error:
+        raise _bad_parameter(error.field, error.message) from error
+    if sampling.constraint is not None:
+        param = asked[0] if asked is not None else "model"
+        try:
+            compiler_of(release).compile(sampling.constraint)
+        except InvalidRequest as error:
+            raise form_rejected(param, error) from error
+    unknown = next(
+        (
+            (name, token)
+            for name, tokens in (
+                ("logit_bias", [token for token, _bias in sampling.logit_bias]),
+                ("stop_token_ids", sampling.stop_token_ids),
+            )
+            for token in tokens
+            if token >= config.get("vocab_size", token + 1)
+        ),
+        None,
+    )
+    if unknown is not None:
+        name, token = unknown
+        message = _("the token %(token)d is not in the model's vocabulary of %(size)d")
+        raise _bad_parameter(name, message % {"token": token, "size": config["vocab_size"]})
+    for name in FORM_PARAMETERS:
+        completed.pop(name, None)
+    if asked is not None:
+        completed[STRUCTURED_OUTPUTS] = form_as_kept(asked[1])
+
+
+def _bad_parameter(param: str, problem: str) -> Rejected:
+    return Rejected(
+        http_status=400,
+        code="invalid_value",
+        param=param,
+        message=_("%(param)s: %(problem)s.") % {"param": param, "problem": problem},
+    )

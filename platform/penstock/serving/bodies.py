@@ -1,7 +1,8 @@
 """The request bodies that serving accepts, and what is wrong with one that it does not.
 
-Follows OpenAI's API reference for chat completions and (legacy) completions. A parameter that would change the
-output and is not supported is refused unless it holds its neutral value; it is never ignored in silence.
+Follows OpenAI's API reference for chat completions and (legacy) completions, with vLLM's further parameters. A
+parameter that would change the output and is not supported is refused unless it holds its neutral value; it is never
+ignored in silence.
 """
 
 from collections.abc import Mapping
@@ -17,14 +18,19 @@ from pydantic import (
     StringConstraints,
     Tag,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
+from inference.parameters import MAX_SAMPLES, MAX_TOP_LOGPROBS
+from penstock.serving.forms import FormParameters
 from penstock.serving.rejection import Rejected
 
 CHAT_COMPLETIONS = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
 ENDPOINTS = (CHAT_COMPLETIONS, COMPLETIONS)
 
 MAX_METADATA_PAIRS = 16
@@ -37,20 +43,14 @@ WITHOUT_EFFECT = frozenset(
 )
 # Not supported; the values listed ask for what is done anyway.
 NEUTRAL: dict[str, tuple[object, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False,),
     "top_logprobs": (0,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -62,6 +62,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 MetadataKey = Annotated[str, StringConstraints(min_length=1, max_length=MAX_METADATA_KEY_CHARACTERS)]
 MetadataValue = Annotated[str, StringConstraints(max_length=MAX_METADATA_VALUE_CHARACTERS)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA_PAIRS)]
+TokenId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
@@ -98,9 +99,7 @@ class Message(_Part):
     name: str | None = None
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True)
-
+class _Body(FormParameters):
     model: Annotated[str, StringConstraints(min_length=1, max_length=200)]
     max_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -115,6 +114,22 @@ class _Body(BaseModel):
     ) = None
     stream: bool | None = None
     metadata: Metadata | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[TokenId, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
+    # vLLM's, beyond OpenAI's
+    top_k: Annotated[int, Field(ge=-1, le=10_000_000)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=10_000_000)] | None = None
+    ignore_eos: bool | None = None
+
+    @property
+    def samples(self) -> int:
+        """How many outputs are made of the prompt."""
+        return self.n or 1
 
     @property
     def asked_max_tokens(self) -> int | None:
@@ -124,6 +139,15 @@ class _Body(BaseModel):
 class ChatBody(_Body):
     messages: Annotated[list[Message], Field(min_length=1, max_length=2048)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _goes_with_logprobs(cls, value: int | None, told: ValidationInfo) -> int | None:
+        if value is not None and not told.data.get("logprobs"):
+            raise PydanticCustomError("top_logprobs", "It needs logprobs to be true")
+        return value
 
     @property
     def asked_max_tokens(self) -> int | None:
@@ -133,6 +157,22 @@ class ChatBody(_Body):
 
 class CompletionBody(_Body):
     prompt: Annotated[str, StringConstraints(min_length=1)]
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
+
+    @field_validator("best_of")
+    @classmethod
+    def _of_at_least_n(cls, value: int | None, told: ValidationInfo) -> int | None:
+        n = told.data.get("n") or 1
+        if value is not None and value < n:
+            raise PydanticCustomError("best_of", "It must not be below n ({n})", {"n": n})
+        if value is not None and value > n and told.data.get("stream"):
+            raise PydanticCustomError("best_of", "Which outputs are the best is known at the end; it cannot stream")
+        return value
+
+    @property
+    def samples(self) -> int:
+        return self.best_of or self.n or 1
 
 
 class StreamOptions(_Part):

@@ -15,11 +15,13 @@ from pydantic import ValidationError
 
 from governance.ledger.events import REQUEST_FINISHED, Event
 from governance.ledger.services import record_many
+from inference.request import SamplingParams
 from penstock.registry.models import TaskVersion
 from penstock.registry.output_contract import OutputContract
-from penstock.serving.digests import salted_digest
+from penstock.serving.bodies import EMBEDDINGS
+from penstock.serving.digests import output_digest, salted_digest
 from penstock.serving.models import Request, Shard
-from penstock.serving.outcome import assess, prompt_text
+from penstock.serving.outcome import Outcome, assess, prompt_text
 from penstock.serving.prompts import plain_messages, sampling_of
 
 Recorder = Callable[[Sequence[Request]], None]
@@ -28,9 +30,16 @@ OPEN = (Request.Status.QUEUED, Request.Status.LEASED)
 SECONDS_DIGITS = 6
 WRITTEN_FIELDS = (
     "status", "started_at", "finished_at", "output_text", "output_digest", "finish_reason", "http_status",
-    "error_code", "error_message", "prompt_tokens", "output_tokens", "queued_seconds", "ttft_seconds",
-    "duration_seconds", "compute_seconds", "valid", "refused", "truncated", "detected_language", "violations",
+    "error_code", "error_message", "prompt_tokens", "output_tokens", "cached_prompt_tokens", "choices",
+    "queued_seconds", "ttft_seconds", "duration_seconds", "compute_seconds", "valid", "refused", "truncated",
+    "detected_language", "violations",
 )  # fmt: skip
+
+TOLD_WHERE_SET = (
+    "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "min_tokens", "ignore_eos", "n",
+    "best_of", "logprobs",
+)  # fmt: skip
+PLAIN = SamplingParams()
 
 _recorders: list[Recorder] = []
 
@@ -55,6 +64,8 @@ class Result:
     error_message: str = ""
     prompt_tokens: int = 0
     output_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    choices: list[dict[str, Any]] | None = None
     queued_seconds: float | None = None
     ttft_seconds: float | None = None
     duration_seconds: float | None = None
@@ -128,23 +139,38 @@ def _apply(row: Request, result: Result) -> None:
         if name != "request_id":
             setattr(row, name, getattr(result, name))
     ran = result.status == Request.Status.SUCCEEDED
-    if row.output_text:
-        row.output_digest = salted_digest(row.salt, row.output_text)
+    row.output_digest = output_digest(row.salt, row.output_texts)
     contract = contract_of(row.task_id, row.task_version)
-    outcome = assess(
-        text=row.output_text,
-        finish_reason=row.finish_reason,
-        error=not ran,
-        contract=contract,
-        expected_language=contract.expected_language(row.groups),
-        prompt=prompt_text(plain_messages(row.body)) if "messages" in row.body else str(row.body.get("prompt", "")),
-    )
-    row.valid, row.refused, row.truncated = outcome.valid, outcome.refused, outcome.truncated
-    row.detected_language = (outcome.detected_language or "")[:20]
-    row.violations = list(outcome.violations)
+    reasons = [row.finish_reason, *(choice["finish_reason"] for choice in (row.choices or [])[1:])]
+    outcomes = [
+        assess(
+            text=text,
+            finish_reason=reason,
+            error=not ran or row.endpoint == EMBEDDINGS,
+            contract=contract,
+            expected_language=contract.expected_language(row.groups),
+            prompt=prompt_text(plain_messages(row.body)) if "messages" in row.body else str(row.body.get("prompt", "")),
+        )
+        for text, reason in zip(row.output_texts, reasons, strict=True)
+    ]
+    row.valid, row.refused = _worst(outcomes), _any_refused(outcomes)
+    row.truncated = any(outcome.truncated for outcome in outcomes)
+    row.detected_language = (outcomes[0].detected_language or "")[:20]
+    row.violations = list(dict.fromkeys(code for outcome in outcomes for code in outcome.violations))
     if result.started_at is not None and result.queued_seconds is not None:
         # The wait that the caller knew: from the request's arrival, not only from its submission to the engine.
         row.queued_seconds = max(0.0, (result.started_at - row.created_at).total_seconds())
+
+
+def _worst(outcomes: Sequence[Outcome]) -> bool | None:
+    """Of several outputs, all have to be valid."""
+    verdicts = [outcome.valid for outcome in outcomes]
+    return False if False in verdicts else None if None in verdicts else True
+
+
+def _any_refused(outcomes: Sequence[Outcome]) -> bool | None:
+    refusals = [outcome.refused for outcome in outcomes if outcome.refused is not None]
+    return any(refusals) if refusals else None
 
 
 @lru_cache(maxsize=256)
@@ -208,9 +234,14 @@ def _actor(row: Request) -> str:
 
 
 def _sampling(row: Request) -> Mapping[str, Any]:
-    """How tokens were chosen. Stop strings are the caller's text: their digest stands for them."""
+    """How tokens were chosen. Stop strings and forms are the caller's text: their digests stand for them.
+
+    What newer parameters say is told only where they were given, so that older leaves stay as they are.
+    """
+    if row.endpoint == EMBEDDINGS:
+        return {}
     sampling = sampling_of(row.body, row.pk)
-    return {
+    told: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -218,6 +249,16 @@ def _sampling(row: Request) -> Mapping[str, Any]:
         "seed": None if sampling.seed is None else str(sampling.seed),
         "stop_digest": salted_digest(row.salt, rfc8785.dumps(list(sampling.stop))) if sampling.stop else None,
     }
+    for name in TOLD_WHERE_SET:
+        if getattr(sampling, name) != getattr(PLAIN, name):
+            told[name] = getattr(sampling, name)
+    if sampling.logit_bias:
+        told["logit_bias_digest"] = salted_digest(row.salt, rfc8785.dumps([list(one) for one in sampling.logit_bias]))
+    if sampling.stop_token_ids:
+        told["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.constraint is not None:
+        told["constraint_digest"] = salted_digest(row.salt, sampling.constraint.digest)
+    return told
 
 
 def _rounded(seconds: float | None) -> float | None:

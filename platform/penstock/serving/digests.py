@@ -5,7 +5,7 @@ cannot be guessed from its leaf, and erasing the row takes the last link to the 
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rfc8785
@@ -18,5 +18,15 @@ def salted_digest(salt: str, text: bytes | str) -> str:
 
 
 def prompt_digest(salt: str, body: Mapping[str, Any]) -> str:
-    """Of the prompt in a stored body: its messages as RFC 8785 canonical JSON, or its prompt text."""
-    return salted_digest(salt, rfc8785.dumps(body["messages"]) if "messages" in body else str(body["prompt"]))
+    """Of the prompt in a stored body: its messages or its input as RFC 8785 canonical JSON, or its prompt text."""
+    for name in ("messages", "input"):
+        if name in body:
+            return salted_digest(salt, rfc8785.dumps(body[name]))
+    return salted_digest(salt, str(body["prompt"]))
+
+
+def output_digest(salt: str, texts: Sequence[str]) -> str:
+    """Of a request's outputs: the text of one, or the texts of several as RFC 8785 canonical JSON; empty of none."""
+    if len(texts) > 1:
+        return salted_digest(salt, rfc8785.dumps(list(texts)))
+    return salted_digest(salt, texts[0]) if texts and texts[0] else ""

@@ -19,21 +19,22 @@ from django.db import InterfaceError, OperationalError, close_old_connections, c
 from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext as _
+from pydantic import TypeAdapter
 
 from inference.errors import InferenceError
-from inference.request import Completion
+from inference.request import Completion, SamplingParams, TokenEvent
 from penstock.accounts.access import require_role
 from penstock.accounts.models import ApiKey, Role, Team, User
 from penstock.registry.models import LatencyClass
 from penstock.serving.admission import admit
 from penstock.serving.bodies import CHAT_COMPLETIONS
-from penstock.serving.completion import Result, record_results
+from penstock.serving.completion import Result, contract_of, record_results
 from penstock.serving.digests import prompt_digest
 from penstock.serving.identifiers import new_chat_completion_id, new_completion_id, new_salt
 from penstock.serving.models import EngineHost, Request
-from penstock.serving.prompts import PRIORITIES, prompt_token_ids, sampling_of, tokenizer_of
+from penstock.serving.prompts import PRIORITIES, bound_sampling_of, prompt_token_ids, tokenizer_of
 from penstock.serving.rejection import Rejected
-from penstock.serving.results import failed, result_of
+from penstock.serving.results import failed, logprob_item, result_of, storable
 from penstock.settings import secret
 
 __all__ = ["Finished", "LiveEvent", "TextDelta", "run", "submit"]
@@ -48,6 +49,10 @@ DATABASE_SECONDS = 30.0
 FIRST_PAUSE_SECONDS = 0.2
 INTERNAL_TOKEN = "internal-token"  # noqa: S105 - the name of the file that holds it
 
+SAMPLING = TypeAdapter(SamplingParams)
+EVENTS = TypeAdapter(TokenEvent)
+COMPLETIONS = TypeAdapter(Completion)
+
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -56,10 +61,13 @@ _carrying: set[asyncio.Task[None]] = set()  # an event loop holds its tasks only
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Text that became certain, and how many tokens brought it."""
+    """Text of the output `index` that became certain, how many tokens brought it, and their log-probabilities, where
+    asked for, as OpenAI's chat tells them."""
 
     text: str
     tokens: int
+    index: int = 0
+    logprobs: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +151,11 @@ def freshest_host(release_name: str) -> EngineHost | None:
     ]
     loaded = [host for host in hosts if release_name in host.state.get("releases", ())]
     return next(iter(loaded or hosts), None)
+
+
+def _delta(event: TokenEvent) -> TextDelta:
+    logprobs = None if event.logprobs is None else [logprob_item(one) for one in event.logprobs]
+    return TextDelta(event.text, len(event.token_ids), event.index, logprobs)
 
 
 async def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -234,26 +247,23 @@ class Carriage:
                 if "error" in news:
                     raise HostFailed(news["error"]["code"], news["error"]["message"])
                 if "completion" in news:
-                    return Completion(**news["completion"], token_ids=())
-                self.text.append(news["text"])
-                self.tokens += news["tokens"]
-                self.events.put_nowait(TextDelta(news["text"], news["tokens"]))
+                    return COMPLETIONS.validate_python(news["completion"])
+                event = EVENTS.validate_python(news["event"])
+                if event.index == 0:
+                    self.text.append(event.text)
+                self.tokens += len(event.token_ids)
+                self.events.put_nowait(_delta(event))
         raise HostFailed("interrupted", _("The engine host fell silent."))
 
     def _order(self) -> tuple[EngineHost | None, dict[str, Any]]:
         request = self.request
-        sampling = sampling_of(request.body, request.pk)
+        contract = contract_of(request.task_id, request.task_version)
+        sampling = bound_sampling_of(request.body, request.pk, contract)
         return freshest_host(request.model_release.name), {
             "request_id": request.pk,
             "release_id": request.model_release_id,
             "prompt_token_ids": prompt_token_ids(tokenizer_of(request.model_release), request.body),
-            "sampling": {
-                "max_tokens": sampling.max_tokens,
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "seed": sampling.seed,
-                "stop": list(sampling.stop),
-            },
+            "sampling": SAMPLING.dump_python(sampling, mode="json"),
             "priority": PRIORITIES[LatencyClass(request.latency_class)],
         }
 
@@ -263,7 +273,7 @@ class Carriage:
             request_id=self.request.pk,
             status=Request.Status.CANCELLED,
             finished_at=timezone.now(),
-            output_text="".join(self.text).replace("\x00", "\ufffd"),
+            output_text=storable("".join(self.text)),
             finish_reason="cancelled",
             error_code="cancelled",
             error_message=_("The caller hung up."),

@@ -168,12 +168,18 @@ class Request(models.Model):
 
     output_text = models.TextField(blank=True)
     output_digest = models.CharField(max_length=64, blank=True)
+    # Where several outputs or log-probabilities were asked for: an object an output, in their order, with
+    # `finish_reason`, `logprobs` (OpenAI's of a chat, or null) and, but for the first, whose text is `output_text`,
+    # `text`.
+    choices = models.JSONField(null=True, blank=True)
     finish_reason = models.CharField(max_length=20, blank=True)
     http_status = models.PositiveSmallIntegerField(null=True, blank=True)
     error_code = models.CharField(max_length=60, blank=True)
     error_message = models.TextField(blank=True)
     prompt_tokens = models.PositiveIntegerField(null=True, blank=True)
     output_tokens = models.PositiveIntegerField(null=True, blank=True)
+    # Of the prompt's tokens, those that the engine found in its cache.
+    cached_prompt_tokens = models.PositiveIntegerField(null=True, blank=True)
     queued_seconds = models.FloatField(null=True, blank=True)
     ttft_seconds = models.FloatField(null=True, blank=True)
     duration_seconds = models.FloatField(null=True, blank=True)
@@ -206,6 +212,11 @@ class Request(models.Model):
             # A task's measurements over a window.
             models.Index(fields=["task", "finished_at"], name="request_task_finished"),
         ]
+
+    @property
+    def output_texts(self) -> list[str]:
+        """Every output's text, the first one's first."""
+        return [self.output_text, *(choice["text"] for choice in (self.choices or [])[1:])]
 
 
 class EngineHost(models.Model):

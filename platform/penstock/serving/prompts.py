@@ -2,15 +2,21 @@
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol
 
+from inference.constrain import ConstraintCompiler
 from inference.request import SamplingParams
 from inference.tokenizer import Tokenizer
 from penstock.registry.models import LatencyClass, ModelRelease
+from penstock.registry.output_contract import OutputContract
+from penstock.serving.forms import agreed_form, form_asked_for
 
 DEFAULT_TEMPERATURE = 1.0  # OpenAI's API reference
-DEFAULT_TOP_P = 1.0
+AS_THEY_ARE = (
+    "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "min_tokens", "ignore_eos",
+)  # fmt: skip
 
 # The engine's: a lower number is more urgent.
 PRIORITIES = {
@@ -37,6 +43,17 @@ def _tokenizer(store_path: str, digest: str) -> Tokenizer:
 def tokenizer_of(release: ModelRelease) -> Tokenizer:
     """The release's tokenizer, kept for the next request. Raises inference.errors.StoreError."""
     return _tokenizer(release.store_path, release.tokenizer_digest)
+
+
+@lru_cache(maxsize=4)
+def _compiler(store_path: str, digest: str) -> ConstraintCompiler:
+    tokenizer = _tokenizer(store_path, digest)
+    return ConstraintCompiler(tokenizer, tokenizer.vocab_size)
+
+
+def compiler_of(release: ModelRelease) -> ConstraintCompiler:
+    """Tells whether a constraint makes sense for the release. Raises inference.errors.StoreError."""
+    return _compiler(release.store_path, release.tokenizer_digest)
 
 
 def prompt_token_ids(tokenizer: PromptTokenizer, body: Mapping[str, Any]) -> tuple[int, ...]:
@@ -66,18 +83,41 @@ def sampling_of(body: Mapping[str, Any], request_id: str) -> SamplingParams:
     """How tokens are chosen for a stored body, which `admit` has completed with `max_tokens`.
 
     Without a seed of its own, a request that samples gets one derived from its identifier: it can be run again.
+    Raises inference.errors.InvalidRequest.
     """
     temperature = body.get("temperature")
     temperature = DEFAULT_TEMPERATURE if temperature is None else float(temperature)
-    top_p = body.get("top_p")
     stop = body.get("stop") or ()
     seed = body.get("seed")
     if seed is None and temperature > 0:
         seed = int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:4])
+    asked = form_asked_for(body)
     return SamplingParams(
         max_tokens=int(body["max_tokens"]),
         temperature=temperature,
-        top_p=DEFAULT_TOP_P if top_p is None else float(top_p),
         seed=seed,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        top_k=max(0, body.get("top_k") or 0),  # vLLM writes -1 for all
+        logit_bias=tuple((int(token), float(bias)) for token, bias in sorted((body.get("logit_bias") or {}).items())),
+        logprobs=_logprobs(body),
+        n=body.get("n") or 1,
+        best_of=body.get("best_of"),
+        stop_token_ids=tuple(body.get("stop_token_ids") or ()),
+        constraint=asked[1] if asked is not None else None,
+        **{name: body[name] for name in AS_THEY_ARE if body.get(name) is not None},
     )
+
+
+def bound_sampling_of(body: Mapping[str, Any], request_id: str, contract: OutputContract) -> SamplingParams:
+    """`sampling_of`, with outputs held to the task's contract. Raises InvalidRequest, Rejected."""
+    sampling = sampling_of(body, request_id)
+    form = agreed_form(form_asked_for(body), contract)
+    return sampling if form == sampling.constraint else replace(sampling, constraint=form)
+
+
+def _logprobs(body: Mapping[str, Any]) -> int | None:
+    """How many of the likeliest tokens are told: chat says whether and how many, completions only how many."""
+    asked = body.get("logprobs")
+    if isinstance(asked, bool):
+        return (body.get("top_logprobs") or 0) if asked else None
+    return asked

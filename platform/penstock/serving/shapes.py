@@ -13,23 +13,63 @@ def completion_body(request: Request) -> dict[str, Any]:
     """The `chat.completion` (or `text_completion`) object of a request that succeeded; `task` and release loaded."""
     chat = request.endpoint == CHAT_COMPLETIONS
     prompt_tokens, output_tokens = request.prompt_tokens or 0, request.output_tokens or 0
-    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": request.finish_reason}
-    if chat:
-        choice["message"] = {"role": "assistant", "content": request.output_text, "refusal": None}
-    else:
-        choice["text"] = request.output_text
     return {
         "id": completion_id(request),
         "object": "chat.completion" if chat else "text_completion",
         "created": int(request.created_at.timestamp()),
         "model": request.body["model"],
-        "choices": [choice],
+        "choices": [_choice(request, index, text) for index, text in enumerate(request.output_texts)],
         "usage": {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": output_tokens,
             "total_tokens": prompt_tokens + output_tokens,
+            "prompt_tokens_details": {"cached_tokens": request.cached_prompt_tokens or 0},
         },
         "system_fingerprint": system_fingerprint(request),
+    }
+
+
+def _choice(request: Request, index: int, text: str) -> dict[str, Any]:
+    items = logprobs_of(request, index)
+    if request.endpoint != CHAT_COMPLETIONS:
+        logprobs = None if items is None else legacy_logprobs(items, 0, request.body["logprobs"])
+        said: dict[str, Any] = {"text": text, "logprobs": logprobs}
+    else:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        said = {"message": message, "logprobs": chat_logprobs(items)}
+    return {"index": index, **said, "finish_reason": finish_reason_of(request, index)}
+
+
+def finish_reason_of(request: Request, index: int) -> str:
+    """Of one output; the request's own is the first one's."""
+    return str(request.choices[index]["finish_reason"]) if request.choices else request.finish_reason
+
+
+def logprobs_of(request: Request, index: int) -> list[dict[str, Any]] | None:
+    """The tokens of one output with their log-probabilities, where asked for."""
+    return request.choices[index]["logprobs"] if request.choices else None
+
+
+def chat_logprobs(items: list[dict[str, Any]] | None) -> dict[str, Any] | None:
+    return None if items is None else {"content": items, "refusal": None}
+
+
+def legacy_logprobs(items: list[dict[str, Any]], start: int, most: int) -> dict[str, Any]:
+    """The parallel lists of (legacy) completions. `start`: characters of the output before the first token; `most`: of
+    the likeliest tokens that were asked for, to which the token itself comes where it is none of them."""
+    offsets = []
+    for item in items:
+        offsets.append(start)
+        start += len(item["token"])
+    return {
+        "tokens": [item["token"] for item in items],
+        "token_logprobs": [item["logprob"] for item in items],
+        "top_logprobs": [
+            {one["token"]: one["logprob"] for one in (item, *reversed(item["top_logprobs"]))} for item in items
+        ]
+        if most
+        else None,
+        "text_offset": offsets,
     }
 
 

@@ -120,7 +120,18 @@ class TaskForm(HouseForm):
         max_value=99,
         help_text=_("Share of the output that recites the prompt."),
     )
-    contract_must_be_json = forms.BooleanField(label=_("Must be one JSON text"), required=False)
+    contract_must_be_json = forms.BooleanField(
+        label=_("Must be one JSON text"), required=False, help_text=_("The engine writes nothing else.")
+    )
+    contract_json_schema = forms.CharField(
+        label=_("JSON schema"),
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 6, "spellcheck": "false"}),
+        help_text=_(
+            "The engine writes nothing that breaks it; only an output cut at its token limit can. Properties come in"
+            " the order given here."
+        ),
+    )
     contract_allow_refusal = forms.BooleanField(label=_("A refusal can be right"), required=False)
     contract_forbidden_phrases = forms.CharField(
         label=_("Forbidden phrases"),
@@ -230,6 +241,7 @@ class TaskForm(HouseForm):
             "repetition_limit": share_of(data["contract_repetition_limit"]),
             "copy_limit": share_of(data["contract_copy_limit"]),
             "must_be_json": data["contract_must_be_json"] or None,
+            "json_schema": data["contract_json_schema"].strip() or None,
             "allow_refusal": data["contract_allow_refusal"] or None,
             "forbidden_phrases": [line for line in data["contract_forbidden_phrases"].splitlines() if line.strip()],
         }

@@ -107,6 +107,8 @@ def contract_lines(task: Task) -> list[tuple[str, str]]:
         lines.append((_("Length, at most"), _("%(n)d characters") % {"n": contract["max_characters"]}))
     if contract.get("must_be_json"):
         lines.append((_("Form"), _("one JSON text")))
+    if contract.get("json_schema"):
+        lines.append((_("JSON schema"), contract["json_schema"]))
     if contract.get("repetition_limit"):
         lines.append((_("Repetition"), _("at most %(n).0f %%") % {"n": contract["repetition_limit"] * 100}))
     if contract.get("copy_limit"):
@@ -115,7 +117,7 @@ def contract_lines(task: Task) -> list[tuple[str, str]]:
         lines.append((_("Forbidden phrases"), ", ".join(contract["forbidden_phrases"])))
     lines.append((_("Refusal"), _("can be right") if contract.get("allow_refusal") else _("counts as not valid")))
     known = {"language_from", "min_characters", "max_characters", "must_be_json", "repetition_limit"}
-    known |= {"forbidden_phrases", "allow_refusal", "copy_limit"}
+    known |= {"json_schema", "forbidden_phrases", "allow_refusal", "copy_limit"}
     lines += [(key, str(value)) for key, value in contract.items() if key not in known]
     return lines if contract else []
 

@@ -1,8 +1,8 @@
 """The host's inner door: single requests from the web process, on the loopback interface, behind a token.
 
-`POST /generate` takes token ids and answers with a line of JSON a piece of news: `{"text": …, "tokens": n}` as tokens
-come, at last `{"completion": {…}}` or `{"error": {…}}`. Whoever hangs up cancels. `POST /cancel/{id}` cancels and lets
-the stream end with what there is. `GET /health` needs no token and tells nothing but that the host is there.
+`POST /generate` takes token ids and answers with a line of JSON a piece of news: `{"event": {…}}` as tokens come, at
+last `{"completion": {…}}` or `{"error": {…}}`. Whoever hangs up cancels. `POST /cancel/{id}` cancels and lets the
+stream end with what there is. `GET /health` needs no token and tells nothing but that the host is there.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
 from django.db import close_old_connections
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
@@ -36,16 +36,8 @@ logger = logging.getLogger(__name__)
 
 TOKEN_NAME = "internal-token"  # noqa: S105 - the name of the file that holds it
 START_SECONDS = 20.0
-
-
-class Sampling(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    max_tokens: int
-    temperature: float
-    top_p: float
-    seed: int | None
-    stop: list[str]
+EVENTS = TypeAdapter(TokenEvent)
+COMPLETIONS = TypeAdapter(Completion)
 
 
 class Order(BaseModel):
@@ -56,13 +48,11 @@ class Order(BaseModel):
     request_id: str
     release_id: int
     prompt_token_ids: list[int]
-    sampling: Sampling
+    sampling: SamplingParams
     priority: int = 0
 
     def generation(self) -> GenerationRequest:
-        """Raises inference.errors.InvalidRequest."""
-        sampling = SamplingParams(**{**self.sampling.model_dump(), "stop": tuple(self.sampling.stop)})
-        return GenerationRequest(self.request_id, tuple(self.prompt_token_ids), sampling, self.priority)
+        return GenerationRequest(self.request_id, tuple(self.prompt_token_ids), self.sampling, self.priority)
 
 
 def make_app(host: EngineHostProcess, token: str) -> Starlette:
@@ -122,17 +112,16 @@ async def _carry(
         except ModelRelease.DoesNotExist:
             yield _line({"error": {"code": "model_not_found", "message": "there is no such model release"}})
             return
-        engine.submit(generation, on_token=tell, on_finish=tell)
+        # On a thread: a constraint that this engine has not seen yet takes a while to be compiled.
+        await run_in_threadpool(engine.submit, generation, on_token=tell, on_finish=tell)
         running[order.request_id] = lambda: engine.cancel(order.request_id)
         try:
             while True:
                 event = await news.get()
                 if isinstance(event, TokenEvent):
-                    yield _line({"text": event.text, "tokens": len(event.token_ids)})
+                    yield _line({"event": EVENTS.dump_python(event, mode="json")})
                 else:
-                    told = asdict(event)
-                    del told["token_ids"]
-                    yield _line({"completion": told})
+                    yield _line({"completion": COMPLETIONS.dump_python(event, mode="json")})
                     return
         finally:
             running.pop(order.request_id, None)

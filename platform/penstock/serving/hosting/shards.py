@@ -16,11 +16,12 @@ from inference.request import Completion, GenerationRequest
 from penstock.config import config
 from penstock.registry.models import LatencyClass
 from penstock.serving import dispatch, leases
-from penstock.serving.completion import LeaseLost, Result, record_results, unfinished
+from penstock.serving.completion import LeaseLost, Result, contract_of, record_results, unfinished
 from penstock.serving.hosting.engines import EngineUnavailable
 from penstock.serving.hosting.host import EngineHostProcess
 from penstock.serving.models import Batch, Request, Shard
-from penstock.serving.prompts import PRIORITIES, prompt_token_ids, sampling_of, tokenizer_of
+from penstock.serving.prompts import PRIORITIES, bound_sampling_of, prompt_token_ids, tokenizer_of
+from penstock.serving.rejection import Rejected
 from penstock.serving.results import failed, result_of
 
 if TYPE_CHECKING:
@@ -120,10 +121,12 @@ class ShardRun:
                 generation = GenerationRequest(
                     request_id=self._engine_id(request),
                     prompt_token_ids=prompt_token_ids(tokenizer, request.body),
-                    sampling=sampling_of(request.body, request.pk),
+                    sampling=bound_sampling_of(
+                        request.body, request.pk, contract_of(request.task_id, request.task_version)
+                    ),
                     priority=PRIORITIES[LatencyClass(request.latency_class)],
                 )
-            except InferenceError as error:  # intake accepted it: the release's tokenizer must have changed
+            except (InferenceError, Rejected) as error:  # intake accepted it: the release's tokenizer must have changed
                 refused.append(failed(request, "invalid_request", str(error), http_status=400))
                 continue
             self.running[request.pk] = request

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
 
+from jsonschema import Draft202012Validator
+
 from penstock.registry.output_contract import OutputContract
 
 from .language import Detection, contradicts, detect, expects_variant, is_language_tag
@@ -53,9 +55,9 @@ def assess(
     if error:
         return Outcome(None, None, False, None, ())
     stripped = text.strip()
-    document, is_json = _parse_json(stripped) if contract.must_be_json else (None, True)
+    document, is_json = _parse_json(stripped) if contract.asks_for_json else (None, True)
     # Of a JSON output, the language is that of its values: keys are named by the contract, not by the model.
-    prose = "\n".join(_strings(document)) if contract.must_be_json and is_json else stripped
+    prose = "\n".join(_strings(document)) if contract.asks_for_json and is_json else stripped
     detection = detect(prose, expected_language)
     refused = is_refusal(prose) if stripped else None
     if finish_reason == "content_filter":
@@ -65,6 +67,8 @@ def assess(
     wrong_language = _language_violation(detection, expected_language) if stripped else None
     if contract.asks_for_something or expected_language is not None:
         violations += _form_violations(stripped, is_json, contract, prompt)
+        if contract.json_schema is not None and is_json and not _validator(contract.json_schema).is_valid(document):
+            violations.append(Violation.SCHEMA)
         if wrong_language:
             violations.append(wrong_language)
         if refused and not contract.allow_refusal:
@@ -130,6 +134,11 @@ def _form_violations(stripped: str, is_json: bool, contract: OutputContract, pro
         if share is not None and share > contract.copy_limit:
             found.append(Violation.COPIES_PROMPT)
     return found
+
+
+@lru_cache(maxsize=256)
+def _validator(schema: str) -> Draft202012Validator:
+    return Draft202012Validator(json.loads(schema))
 
 
 def _language_violation(detection: Detection, expected_language: str | None) -> Violation | None:

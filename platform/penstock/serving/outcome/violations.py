@@ -11,6 +11,7 @@ class Violation(TextChoices):
     TOO_SHORT = "too_short", _("Shorter than required")
     TOO_LONG = "too_long", _("Longer than allowed")
     NOT_JSON = "not_json", _("Not valid JSON")
+    SCHEMA = "schema", _("Does not follow the JSON schema")
     LANGUAGE = "language", _("Not in the expected language")
     MIXED_LANGUAGE = "mixed_language", _("More than one language")
     MIXED_SCRIPT = "mixed_script", _("Traditional and Simplified Chinese characters mixed")
