@@ -44,6 +44,7 @@ class BatchUsage:
 
     input_tokens: int
     output_tokens: int
+    cached_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -110,8 +111,10 @@ def progress(batch: Batch) -> Progress:
 
 
 def batch_usage(batch: Batch) -> BatchUsage:
-    sums = Request.objects.filter(batch=batch).aggregate(prompt=Sum("prompt_tokens"), output=Sum("output_tokens"))
-    return BatchUsage(sums["prompt"] or 0, sums["output"] or 0)
+    sums = Request.objects.filter(batch=batch).aggregate(
+        prompt=Sum("prompt_tokens"), output=Sum("output_tokens"), cached=Sum("cached_prompt_tokens")
+    )
+    return BatchUsage(sums["prompt"] or 0, sums["output"] or 0, sums["cached"] or 0)
 
 
 def _overall_rate(tokens: int | None, first_started: datetime | None, last_finished: datetime | None) -> float | None:
