@@ -216,7 +216,7 @@ def _check_sampling(completed: dict[str, Any], task: Task, release: ModelRelease
             http_status=400,
             code="model_does_not_generate",
             param="model",
-            message=_("The model release '%(name)s' generates no text; it is for /v1/embeddings.")
+            message=_("The model release '%(name)s' generates no text; it only gives embeddings.")
             % {"name": release.name},
         )
     asked = form_asked_for(completed)
