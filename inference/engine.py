@@ -28,7 +28,7 @@ from inference.planner.meter import RunReport, StepMeter
 from inference.planner.peaks import HostPeaks, host_peaks
 from inference.planner.work import WorkFormula, model_matrices
 from inference.request import Completion, FinishReason, GenerationRequest, InvalidRequest, SamplingParams, TokenEvent
-from inference.sampling import Chosen, choose_tokens
+from inference.sampling import Chosen, choose_tokens, chosen_of, takes_likeliest
 from inference.scheduler import CHUNK_TOKENS, Scheduler, Slice
 from inference.sequence import Sequence
 from inference.tokenizer import Tokenizer
@@ -484,9 +484,11 @@ class Engine:
         """
         try:
             with torch.inference_mode():
-                batch = build_batch(slices)
-                logits = self._model.decoder.forward(batch, self._model.cache, between_layers)
+                batch, decoder, cache = build_batch(slices), self._model.decoder, self._model.cache
                 ready = [piece.sequence for piece in slices if piece.yields_token]
+                if ready and decoder.picks and all(map(takes_likeliest, ready)):
+                    return chosen_of(decoder.likeliest(batch, cache, between_layers))
+                logits = decoder.forward(batch, cache, between_layers)
                 return choose_tokens(logits.values, logits.scales, ready) if ready else []
         except Exception as error:
             # Whatever it was, it belongs to these requests and not to those that come after them.

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import torch
 
 from inference.errors import ConstraintFailed
+from inference.kernels.base import Likeliest
 from inference.parameters import SamplingParams
 from inference.sequence import Logprob, Sequence
 
@@ -67,6 +68,22 @@ def choose_tokens(logits: torch.Tensor, scales: torch.Tensor | None, sequences: 
             scaled = values[row] if factors is None else values[row] * factors[row]
             chosen.append(_choose(scaled, token, sequence))
     return chosen
+
+
+def takes_likeliest(sequence: Sequence) -> bool:
+    """Whether its next token is that of the highest logit, and nothing else of the logits is wanted."""
+    return sequence.sampling.is_plainly_greedy and sequence.output_tokens >= sequence.sampling.min_tokens
+
+
+def chosen_of(likeliest: Likeliest) -> list[Chosen]:
+    """What `choose_tokens` gives where every sequence takes the likeliest token."""
+    tops: FloatRow = likeliest.tops.numpy()
+    if likeliest.scales is not None:
+        tops = tops * likeliest.scales.numpy()
+    return [
+        Chosen(token) if good else Chosen(None, None, _BROKEN)
+        for token, good in zip(likeliest.tokens.tolist(), np.isfinite(tops).tolist(), strict=True)
+    ]
 
 
 def greedy_tokens(logits: torch.Tensor, scales: torch.Tensor | None) -> list[int | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -84,6 +84,24 @@ class Linear(Protocol):
     def __call__(self, rows: Rows) -> torch.Tensor: ...
 
 
+class Likeliest(NamedTuple):
+    """The highest output of each row of a product, the lowest of equals.
+
+    tokens: int64 [M], which output; tops: float32 [M], its value; scales: float32 [M], a factor still to be applied
+    """
+
+    tokens: torch.Tensor
+    tops: torch.Tensor
+    scales: torch.Tensor | None
+
+
+@runtime_checkable
+class PickingLinear(Linear, Protocol):
+    """A product that finds each row's highest output without writing them all."""
+
+    def highest(self, rows: Rows) -> Likeliest: ...
+
+
 class Kernels(Protocol):
     """Everything on [M, ...] rows, M differing every step.
 
@@ -91,6 +109,9 @@ class Kernels(Protocol):
     """
 
     name: str
+    rows_at_once: int | None
+    """Rows whose activations stay in the caches on the way through a gated network, where a row's bits do not depend on
+    how many go together; None: all of them."""
     cache_kinds: tuple[CacheKind, ...]
     """The caches that `attend` reads; the first is the one to use where nobody asks for another."""
 

@@ -30,6 +30,7 @@ class ReferenceKernels:
     def __init__(self, config: DecoderConfig, compute: Compute) -> None:
         self._config = config
         self._compute = compute
+        self.rows_at_once: int | None = None
         self.cache_kinds: tuple[CacheKind, ...] = ("fp32", "bf16") if compute == "fp32" else ("bf16", "fp32")
         self._tables = rotary_tables(config)
 

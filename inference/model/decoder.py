@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from inference.errors import StoreError
-from inference.kernels.base import Kernels, KeyValueCache, Linear, Rows
+from inference.kernels.base import Kernels, KeyValueCache, Likeliest, Linear, PickingLinear, Rows
 from inference.model.batch import StepBatch
 from inference.model.config import DecoderConfig, LayerShape
 from inference.model.embedding import Embedding
@@ -164,6 +164,20 @@ class Decoder:
         if self.config.logit_softcap:
             return Rows(self.kernels.soft_cap(logits, rows.scales, self.config.logit_softcap), None)
         return Rows(logits, rows.scales)
+
+    @property
+    def picks(self) -> bool:
+        """Whether `likeliest` can be had."""
+        return isinstance(self._head, PickingLinear) and not self.config.logit_softcap
+
+    def likeliest(
+        self, batch: StepBatch, cache: KeyValueCache, between_layers: Callable[[], None] | None = None
+    ) -> Likeliest:
+        """`forward`, but only the highest logit of each row: the logits themselves are never written to memory."""
+        if not isinstance(self._head, PickingLinear):
+            raise StoreError(self.config.architecture, "has a head that gives all logits or none")
+        x = self._run(batch, cache, between_layers)
+        return self._head.highest(self.kernels.norm(x[batch.logit_rows], self._final_norm))
 
     def states(self, batch: StepBatch, cache: KeyValueCache) -> torch.Tensor:
         """Compute a step; returns the last layer's states of all rows, normed: float32 [M, H]. For embeddings."""

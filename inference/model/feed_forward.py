@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -12,6 +12,10 @@ from inference.kernels.base import Kernels, Linear, Rows
 from inference.model.config import Experts
 
 Wrap = Callable[[str, Linear], Linear]
+
+
+# Weights up to this size are read again from a cache rather than from memory.
+CACHED_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +73,27 @@ class GatedNetwork:
     def __call__(
         self, rows: Rows, x: torch.Tensor, norm: torch.Tensor | None, kernels: Kernels
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        at_once, count = kernels.rows_at_once, len(rows.values)
+        if at_once is None or count < 2 * at_once or self.nbytes > CACHED_BYTES:
+            return self._some(rows, kernels)
+        # A few rows at a time: the wide activations then stay in the caches between the two products, and so do the
+        # weights from one part to the next.
+        done = [self._some(part, kernels) for part in _parts(rows, at_once)]
+        y = torch.cat([part for part, _ in done])
+        if done[0][1] is None:
+            return y, None
+        return y, torch.cat([scales for _, scales in done if scales is not None])
+
+    def _some(self, rows: Rows, kernels: Kernels) -> tuple[torch.Tensor, torch.Tensor | None]:
         y, scales = self.gate_up(rows)
         return self.down(kernels.silu_mul(y, scales))
+
+
+def _parts(rows: Rows, size: int) -> Iterator[Rows]:
+    """The rows, cut into parts of that size and a rest."""
+    for start in range(0, len(rows.values), size):
+        scales = None if rows.scales is None else rows.scales[start : start + size]
+        yield Rows(rows.values[start : start + size], scales)
 
 
 @dataclass(frozen=True, slots=True)

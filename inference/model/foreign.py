@@ -138,6 +138,10 @@ class ForeignDecoder(Decoder):
         return self._nbytes
 
     @property
+    def picks(self) -> bool:
+        return False
+
+    @property
     def page_bytes(self) -> int:
         """Bytes of one page over all layers."""
         return 4 * PAGE_TOKENS * (sum(keys.numel() + values.numel() for keys, values in self.shapes) or 1)

@@ -185,3 +185,21 @@ def test_whole_number_products_are_exact(rows: int, inputs: int, outputs: int, s
     given = kernels.norm(torch.randn((rows, inputs)), torch.ones(inputs))
     expected = (given.values[:, :inputs].long() - 128) @ levels.long().T  # no rounding anywhere
     assert torch.equal(product(given), expected.float() * scales)
+
+
+def test_the_likeliest_tokens_are_those_of_the_logits(smollm2_store: Path) -> None:
+    config = StoreManifest.load(smollm2_store).config
+    decoder = Decoder.load(smollm2_store, kernels_of("native", config, "int8"))
+    if not decoder.picks:
+        pytest.skip("this processor has no dot products of bytes")
+    prompt = [(37 * i + 100) % 40_000 for i in range(150)]
+    (logits,) = all_logits(decoder, [prompt], KeyValueCache(config, 64, "int8"), [150])
+    for count in (1, 4, 17, 150):
+        cache, pages = KeyValueCache(config, 64, "int8"), PagePool(64)
+        batch = build_batch([Slice(sequence_of(prompt, pages), 0, 150)])
+        object.__setattr__(batch, "logit_rows", torch.arange(count))
+        with torch.inference_mode():
+            found = decoder.likeliest(batch, cache)
+        assert found.scales is not None
+        assert torch.equal(found.tokens, logits[:count].argmax(dim=1))
+        assert torch.equal(found.tops * found.scales, logits[:count].amax(dim=1))

@@ -34,6 +34,7 @@ class NativeKernels:
         self._compute = compute
         packs = bool(self._library.penstock_has_dot_products())
         self._kind = _UINT8 if compute == "int8" and packs else _KINDS[compute]
+        self.rows_at_once = 256 if self._kind == _UINT8 else None
         self.cache_kinds = _cache_kinds(compute, packs)
         self._tables = rotary_tables(config)
         self._families = FamilyKernels(self._library, config, self._kind)
@@ -234,6 +235,7 @@ def _bound(path: Path) -> ctypes.CDLL:
         "penstock_attend": [p, p, p, i, p, p, n, n, i, i, f, n, i, p, p, p, i],
         "penstock_pack": [p, n, n, p, p],
         "penstock_matmul": [p, n, n, p, p, p, n, n, p, i],
+        "penstock_matmul_best": [p, n, n, p, p, p, n, n, p, p, i],
     }
     for name, arguments in (signatures | SIGNATURES).items():
         function = getattr(library, name)

@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from inference.kernels.base import Rows
+from inference.kernels.base import Likeliest, Rows
 from inference.model.linear import channel_levels
 
 # Sums of 255 * 127 must fit into 32 bits with a sign.
@@ -53,3 +53,23 @@ class PackedLinear:
             torch.get_num_threads(),
         )
         return y
+
+    def highest(self, rows: Rows) -> Likeliest:
+        values = rows.values.contiguous()
+        count, stride = values.shape
+        top = torch.empty(count, dtype=torch.float32)
+        at = torch.empty(count, dtype=torch.int64)
+        self._library.penstock_matmul_best(
+            values.data_ptr(),
+            stride,
+            count,
+            self._panels.data_ptr(),
+            self._scales.data_ptr(),
+            self._corrections.data_ptr(),
+            self._tiles,
+            self._outputs,
+            top.data_ptr(),
+            at.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return Likeliest(at, top, rows.scales)

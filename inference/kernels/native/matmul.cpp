@@ -7,6 +7,8 @@
 
 #include "vectors.h"
 
+#include <vector>
+
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -26,6 +28,10 @@ struct Product {
     int64_t k_tiles;
     int64_t outputs;
     float* y;
+    // Where given, y is not written: for each row the highest value that each lane has met, and in which panel. Panels
+    // come in rising order, so the first of equals stays.
+    float* best;       // [count][LANES]
+    int32_t* best_at;  // [count][LANES]
 
     const int8_t* panel(int64_t index) const { return panels + index * k_tiles * TILE_BYTES; }
 };
@@ -36,6 +42,13 @@ inline void finish(const Product& product, int64_t row, int64_t panel, __m512i s
     const __m512i correction = _mm512_maskz_loadu_epi32(mask, product.corrections + first);
     const __m512 scale = _mm512_maskz_loadu_ps(mask, product.scales + first);
     const __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(sums, correction)), scale);
+    if (product.best) {
+        float* best = product.best + row * LANES;
+        const __mmask16 higher = _mm512_mask_cmp_ps_mask(mask, value, _mm512_loadu_ps(best), _CMP_GT_OQ);
+        _mm512_mask_storeu_ps(best, higher, value);
+        _mm512_mask_storeu_epi32(product.best_at + row * LANES, higher, _mm512_set1_epi32((int)panel));
+        return;
+    }
     _mm512_mask_storeu_ps(product.y + row * product.outputs + first, mask, value);
 }
 
@@ -174,6 +187,51 @@ const uint8_t* copied_rest(const Product& product) {
 
 #endif  // AMX
 
+// The product's panels from `first` to `last`, by one thread.
+void multiply(const Product& product, int64_t first, int64_t last) {
+#if defined(__AMX_INT8__)
+    if (product.count >= WORTH_A_TILE && allowed_tiles()) {
+        _tile_loadconfig(&TILE_SHAPE);
+        const uint8_t* rest = copied_rest(product);
+        int64_t panel = first;
+        for (; panel + 2 <= last; panel += 2) rows_by_tiles<2>(product, rest, panel);
+        if (panel < last) rows_by_tiles<1>(product, rest, panel);
+        _tile_release();
+        return;
+    }
+#endif
+    panels_by_dot_products(product, 0, product.count, first, last);
+}
+
+// Rows from `first` to `last` of the product.
+Product some_rows(Product product, int64_t first, int64_t last) {
+    product.rows += first * product.stride;
+    product.y += first * product.outputs;
+    product.count = last - first;
+    return product;
+}
+
+// With this many rows a thread, its time goes into arithmetic.
+constexpr int64_t ROWS_A_THREAD = 64;
+
+// With few rows, threads share the weights, so that each is read from memory once. With many, they share the rows as the
+// other kernels do: what a thread has made, it reads again itself, out of its own cache.
+void multiply_by_threads(const Product& product, int threads) {
+    const int64_t panels = (product.outputs + LANES - 1) / LANES;
+    const bool by_rows = product.count >= ROWS_A_THREAD * threads;
+    const int64_t whole = by_rows ? product.count : panels, share = (whole + threads - 1) / threads;
+    const bool worth = product.count * panels * product.k_tiles * TILE_BYTES > 32 * WORTH_THREADS;
+#pragma omp parallel for num_threads(threads) schedule(static, 1) if (worth)
+    for (int part = 0; part < threads; part++) {
+        const int64_t first = part * share, last = first + share < whole ? first + share : whole;
+        if (first >= last) continue;
+        if (by_rows)
+            multiply(some_rows(product, first, last), 0, panels);
+        else
+            multiply(product, first, last);
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -199,30 +257,35 @@ void penstock_pack(const int8_t* levels, int64_t outputs, int64_t inputs, int8_t
 // y [count, outputs] = (rows - 128) * weights^T * scales[output].
 void penstock_matmul(const uint8_t* rows, int64_t stride, int64_t count, const int8_t* panels, const float* scales,
                      const int32_t* corrections, int64_t k_tiles, int64_t outputs, float* y, int threads) {
-    const Product product{rows, stride, count, panels, scales, corrections, k_tiles, outputs, y};
-    const int64_t panel_count = (outputs + LANES - 1) / LANES;
-    const bool worth = count * outputs * k_tiles * 64 > 32 * WORTH_THREADS;
-#if defined(__AMX_INT8__)
-    if (count >= WORTH_A_TILE && allowed_tiles()) {
-#pragma omp parallel num_threads(threads) if (worth)
-        {
-            _tile_loadconfig(&TILE_SHAPE);
-            const uint8_t* rest = copied_rest(product);
-#pragma omp for schedule(static)
-            for (int64_t pair = 0; pair < (panel_count + 1) / 2; pair++) {
-                if (pair * 2 + 2 <= panel_count)
-                    rows_by_tiles<2>(product, rest, pair * 2);
-                else
-                    rows_by_tiles<1>(product, rest, pair * 2);
-            }
-            _tile_release();
-        }
-        return;
+    multiply_by_threads({rows, stride, count, panels, scales, corrections, k_tiles, outputs, y, nullptr, nullptr}, threads);
+}
+
+// The highest of each row of that product, and its output, the lowest of equals: highest [count], at [count].
+void penstock_matmul_best(const uint8_t* rows, int64_t stride, int64_t count, const int8_t* panels, const float* scales,
+                          const int32_t* corrections, int64_t k_tiles, int64_t outputs, float* highest, int64_t* at,
+                          int threads) {
+    const int64_t panel_count = (outputs + LANES - 1) / LANES, share = (panel_count + threads - 1) / threads;
+    std::vector<float> best(threads * count * LANES, -std::numeric_limits<float>::infinity());
+    std::vector<int32_t> best_at(threads * count * LANES, 0);
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int part = 0; part < threads; part++) {
+        const int64_t first = part * share, last = first + share < panel_count ? first + share : panel_count;
+        multiply({rows, stride, count, panels, scales, corrections, k_tiles, outputs, nullptr,
+                  best.data() + part * count * LANES, best_at.data() + part * count * LANES},
+                 first, last);
     }
-#endif
-#pragma omp parallel for num_threads(threads) schedule(static) if (worth)
-    for (int64_t four = 0; four < (panel_count + 3) / 4; four++)
-        panels_by_dot_products(product, 0, count, four * 4, four * 4 + 4 < panel_count ? four * 4 + 4 : panel_count);
+    for (int64_t row = 0; row < count; row++) {
+        highest[row] = -std::numeric_limits<float>::infinity();
+        at[row] = 0;
+        for (int part = 0; part < threads; part++)
+            for (int lane = 0; lane < LANES; lane++) {
+                const int64_t place = (part * count + row) * LANES + lane, output = best_at[place] * (int64_t)LANES + lane;
+                if (best[place] > highest[row] || (best[place] == highest[row] && output < at[row])) {
+                    highest[row] = best[place];
+                    at[row] = output;
+                }
+            }
+    }
 }
 
 }  // extern "C"
@@ -234,6 +297,8 @@ int penstock_has_dot_products() { return 0; }
 void penstock_pack(const int8_t*, int64_t, int64_t, int8_t*, int32_t*) {}
 void penstock_matmul(const uint8_t*, int64_t, int64_t, const int8_t*, const float*, const int32_t*, int64_t, int64_t,
                      float*, int) {}
+void penstock_matmul_best(const uint8_t*, int64_t, int64_t, const int8_t*, const float*, const int32_t*, int64_t, int64_t,
+                          float*, int64_t*, int) {}
 }
 
 #endif
