@@ -93,10 +93,21 @@ def chat_model(
     return folder / "store"
 
 
-def test_shared_prefix_counts_whole_prompts(chat_model: Path, lines: Callable[..., list[dict[str, Any]]]) -> None:
+def test_shared_prefix_counts_whole_prompts(
+    chat_model: Path, lines: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
     (line,) = lines("shared-prefix", chat_model, "--batch", "3", "--new", "2")
-    # Pages of 32 tokens: of the 400 that are shared, 12 pages can be found again.
-    assert line["prefix_hit_tokens"] in (0, 384, 2 * 384)
+    dumped = tmp_path / "prompts.jsonl"
+    assert bench(["shared-prefix", "--model", str(chat_model), "--batch", "3", "--dump-prompts", str(dumped)]) == 0
+    prompts = [json.loads(row)["prompt_token_ids"] for row in dumped.read_text("utf-8").splitlines()]
+
+    def common(one: list[int], other: list[int]) -> int:
+        return next((at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
+
+    # What a prompt has in common with an earlier one is found again, to the token where they part.
+    found = [max(common(prompt, earlier) for earlier in prompts[:at]) for at, prompt in enumerate(prompts) if at]
+    assert min(found) >= 400
+    assert line["prefix_hit_tokens"] == sum(found)
     assert (line["prompt_tokens"], line["output_tokens"], line["prompt"], line["new"]) == (3 * 460, 6, 460, 2)
 
 
