@@ -208,8 +208,11 @@ struct LevelTile {
             }
             for (int r = 0; r < ROWS; r++)
                 for (int i = 0; i < WIDE; i++) {
+                    // Said outright which of the two products is rounded by itself: left to the compiler, it may be the
+                    // one in tiles of one token and the other in tiles of several.
                     float* to = sums[r] + d + i * LANES;
-                    store(to, load(to) * softmax.fade[r] + (floats)_mm512_cvtepi32_ps(added[r][i]) * steps[r]);
+                    const __m512 faded = _mm512_mul_ps((__m512)load(to), (__m512)softmax.fade[r]);
+                    store(to, (floats)_mm512_fmadd_ps(_mm512_cvtepi32_ps(added[r][i]), _mm512_set1_ps(steps[r]), faded));
                 }
         }
     }
