@@ -24,7 +24,7 @@ def rotate_blocks(x: torch.Tensor) -> torch.Tensor:
     block = block_of(width)
     step = 1
     while step < block:
-        pairs = x.reshape(rows, -1, 2, step)
+        pairs = x.reshape(rows, width // (2 * step), 2, step)
         first, second = pairs[:, :, 0], pairs[:, :, 1]
         x = torch.stack([first + second, first - second], dim=2).reshape(rows, width)
         step *= 2

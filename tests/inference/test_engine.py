@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -279,3 +280,14 @@ def test_the_number_of_threads_changes_no_token(tiny_store: Path) -> None:
         done = engine.generate(prompts, SamplingParams(max_tokens=10, ignore_eos=True))
         outputs.append([completion.token_ids for completion in done])
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16", "int8"])
+def test_without_compiled_kernels_a_prompt_longer_than_a_piece_is_answered(
+    compute: Any, tiny_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_KERNELS", "torch")
+    engine = Engine.load(tiny_store, threads=1, compute=compute, max_batch=2, memory_bytes=256 * 1024**2)
+    (completion,) = engine.generate([[3 + i % 500 for i in range(300)]], SamplingParams(max_tokens=2, ignore_eos=True))
+    assert engine.stats().kernels == "torch"
+    assert completion.error is None and completion.output_tokens == 2
