@@ -224,7 +224,11 @@ def _whole(field: str, value: Any, low: int, high: int | None) -> None:
 
 
 def _number(field: str, value: Any, low: float, high: float, *, open_below: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or (isinstance(value, float) and not math.isfinite(value))
+    ):
         raise InvalidRequest(field, f"must be a finite number, not {value!r}")
     if not low <= value <= high or (open_below and value == low):
         allowed = f"above {low:g} and at most {high:g}" if open_below else f"from {low:g} to {high:g}"

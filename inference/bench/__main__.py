@@ -75,19 +75,29 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_common(workload: argparse.ArgumentParser, *, prompt: int | None, new: int) -> None:
     workload.add_argument("--model", required=True, type=Path, help="a weight store, GGUF file or Hugging Face folder")
-    workload.add_argument("--batch", type=int, nargs="+", default=[64, 256], help="prompts a call (default 64 256)")
+    workload.add_argument(
+        "--batch", type=_positive, nargs="+", default=[64, 256], help="prompts a call (default 64 256)"
+    )
     if prompt is not None:
-        workload.add_argument("--prompt", type=int, default=prompt, help=f"tokens a prompt (default {prompt})")
+        workload.add_argument("--prompt", type=_positive, default=prompt, help=f"tokens a prompt (default {prompt})")
     workload.add_argument("--new", type=int, default=new, help=f"tokens to generate a prompt (default {new})")
-    workload.add_argument("--threads", type=int, default=os.cpu_count())
+    workload.add_argument("--threads", type=_positive, default=os.cpu_count())
     workload.add_argument("--compute", choices=["auto", "fp32", "bf16", "int8"], default="auto")
     workload.add_argument("--token-budget", type=int, default=DEFAULT_TOKEN_BUDGET, help="rows a step")
-    workload.add_argument("--repeat", type=int, default=1, help="times; the median and the range are told (default 1)")
+    workload.add_argument(
+        "--repeat", type=_positive, default=1, help="times; the median and the range are told (default 1)"
+    )
     workload.add_argument("--measure-again", action="store_true", help="measure the host's peaks anew")
     workload.add_argument(
         "--dump-prompts", type=Path, metavar="FILE", help="write the prompts as JSONL for other engines, and end"
     )
     workload.add_argument("--json", action="store_true", help="one JSON object a line")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def _span(text: str) -> tuple[int, int]:

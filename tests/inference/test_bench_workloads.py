@@ -81,6 +81,13 @@ def test_a_span_that_is_none_is_refused(span: str, tiny_store: Path, capsys: pyt
     assert "100-1024" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--batch", "--prompt", "--repeat", "--threads"])
+def test_a_count_below_one_is_refused(option: str, tiny_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench(["resident", "--model", str(tiny_store), option, "0"])
+    assert "at least 1" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def chat_model(
     smollm2_store: Path, save_chat_model: Callable[[Path, Path], Any], tmp_path_factory: pytest.TempPathFactory

@@ -17,7 +17,7 @@ NAN, INFINITY = float("nan"), float("inf")
     ("field", "values"),
     {
         "max_tokens": [0, -1, 1.5, True, None],
-        "temperature": [-0.1, 100.5, NAN, INFINITY, "1"],
+        "temperature": [-0.1, 100.5, NAN, INFINITY, "1", 10**400],
         "top_p": [0.0, 1.01, NAN, -1.0],
         "top_k": [-1, 2.0, True],
         "min_p": [-0.1, 1.1, NAN],
