@@ -120,7 +120,7 @@ class Engine:
         self._busy_seconds = 0.0
         self._ended: Counter[FinishReason] = Counter()
         self._steps_ahead = 0
-        self._step_priority = 0  # of the most urgent sequence in the step at hand
+        self._step_priority = 0  # of the least urgent sequence in the step at hand
         self._ahead_seconds = self._ahead_processor_seconds = 0.0  # spent on other steps within the step at hand
         self._meter = StepMeter()
         self._work = WorkFormula.of(

@@ -242,7 +242,5 @@ def _bound(path: Path) -> ctypes.CDLL:
         function.argtypes = arguments
         function.restype = None
     library.penstock_has_dot_products.restype = ctypes.c_int
-    for name in ("penstock_query_bytes", "penstock_page_head_bytes"):
-        function = getattr(library, name)
-        function.argtypes, function.restype = [i], n
+    library.penstock_query_bytes.argtypes, library.penstock_query_bytes.restype = [i], n
     return library

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 
@@ -37,29 +38,20 @@ class PackedLinear:
         self.nbytes = self._panels.nbytes + self._corrections.nbytes + self._scales.nbytes
 
     def __call__(self, rows: Rows) -> torch.Tensor:
-        values = rows.values.contiguous()
-        count, stride = values.shape
-        y = torch.empty((count, self._outputs), dtype=torch.float32)
-        self._library.penstock_matmul(
-            values.data_ptr(),
-            stride,
-            count,
-            self._panels.data_ptr(),
-            self._scales.data_ptr(),
-            self._corrections.data_ptr(),
-            self._tiles,
-            self._outputs,
-            y.data_ptr(),
-            torch.get_num_threads(),
-        )
+        y = torch.empty((len(rows.values), self._outputs), dtype=torch.float32)
+        self._multiply(self._library.penstock_matmul, rows, y)
         return y
 
     def highest(self, rows: Rows) -> Likeliest:
+        top = torch.empty(len(rows.values), dtype=torch.float32)
+        at = torch.empty(len(rows.values), dtype=torch.int64)
+        self._multiply(self._library.penstock_matmul_best, rows, top, at)
+        return Likeliest(at, top, rows.scales)
+
+    def _multiply(self, product: Callable[..., None], rows: Rows, *results: torch.Tensor) -> None:
         values = rows.values.contiguous()
         count, stride = values.shape
-        top = torch.empty(count, dtype=torch.float32)
-        at = torch.empty(count, dtype=torch.int64)
-        self._library.penstock_matmul_best(
+        product(
             values.data_ptr(),
             stride,
             count,
@@ -68,8 +60,6 @@ class PackedLinear:
             self._corrections.data_ptr(),
             self._tiles,
             self._outputs,
-            top.data_ptr(),
-            at.data_ptr(),
+            *(result.data_ptr() for result in results),
             torch.get_num_threads(),
         )
-        return Likeliest(at, top, rows.scales)

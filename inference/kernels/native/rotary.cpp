@@ -94,16 +94,9 @@ void rotate_all(const float* y, const float* scales, const int32_t* positions, c
 
 extern "C" {
 
-// Bytes of one query head, and of one key-value head of a page, in each kind of cache.
+// Bytes of one query head for each kind of cache.
 int64_t penstock_query_bytes(int cache_kind) {
     return cache_kind >= CACHE_INT8 ? sizeof(QueryHead) : HEAD_DIM * sizeof(float);
-}
-int64_t penstock_page_head_bytes(int cache_kind) {
-    switch (cache_kind) {
-        case CACHE_INT8: return LevelCache<8>::HEAD_BYTES;
-        case CACHE_INT4: return LevelCache<4>::HEAD_BYTES;
-        default: return 2 * HEAD_DIM * PAGE_TOKENS * (cache_kind == CACHE_FLOAT32 ? 4 : 2);
-    }
 }
 
 void penstock_rotate_store(const float* y, const float* scales, const int32_t* positions, const int64_t* slots,
