@@ -264,8 +264,8 @@ def test_a_request_that_comes_during_a_step_is_answered_within_it_if_it_is_more_
             listener.submit("urgent", urgent, 5, priority=0)
 
     # What the second step of the batch calls between its layers, as another thread might at that moment.
-    engine_hook = engine._step_ahead
-    engine._step_ahead = lambda: (submit_midway(), engine_hook())  # type: ignore[method-assign, assignment]
+    engine_hook = engine._batch.step_ahead
+    engine._batch.step_ahead = lambda: (submit_midway(), engine_hook())  # type: ignore[method-assign, assignment]
     heard = len(listener.events)
     engine.step()
     assert listener.events[heard:] == ["urgent", "batch"]

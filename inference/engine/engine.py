@@ -1,0 +1,285 @@
+"""The engine as others see it: load, submit, cancel, generate, and what it tells of itself."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from collections.abc import Sequence as Several
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from inference.constrain import ConstraintCompiler
+from inference.embedding import Embedder, Pooling
+from inference.engine.intake import Intake
+from inference.engine.running import RunningBatch
+from inference.engine.stats import EngineStats
+from inference.errors import StoreError
+from inference.group import new_group
+from inference.loading import CacheChoice, ComputeChoice, LoadedModel, load_model, workspace_bytes
+from inference.parallelism import ThreadGovernor
+from inference.planner.meter import RunReport
+from inference.planner.peaks import HostPeaks, host_peaks
+from inference.planner.work import model_matrices
+from inference.request import Completion, GenerationRequest, InvalidRequest, SamplingParams, TokenEvent
+from inference.scheduler import CHUNK_TOKENS, Scheduler
+from inference.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+
+DEFAULT_MAX_BATCH = 256
+DEFAULT_TOKEN_BUDGET = 512
+
+
+class Engine:
+    """A loaded model and its running batch.
+
+    Either `start` a background thread and `submit` from anywhere, or just `generate`, which works both ways.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        threads: int,
+        max_batch: int,
+        token_budget: int,
+        chunk_tokens: int = CHUNK_TOKENS,
+        share_prefixes: bool = True,
+    ) -> None:
+        self.manifest = model.manifest
+        self.compute = model.compute
+        self.max_context = model.manifest.config.max_context
+        self._model = model
+        self._governor = ThreadGovernor(threads)
+        scheduler = Scheduler(
+            model.pages, max_batch, token_budget, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes
+        )
+        self._intake = Intake()  # its lock guards _thread and _stopping too
+        self._batch = RunningBatch(model, scheduler, self._intake, self._governor)
+        self._arrivals = itertools.count()
+        tokenizer = model.tokenizer
+        self._constraints = ConstraintCompiler(tokenizer, model.manifest.config.vocab_size) if tokenizer else None
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._peaks: HostPeaks | None = None
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | str,
+        *,
+        threads: int | None = None,
+        compute: ComputeChoice = "auto",
+        cache: CacheChoice = "auto",
+        max_batch: int = DEFAULT_MAX_BATCH,
+        memory_bytes: int | None = None,
+        token_budget: int = DEFAULT_TOKEN_BUDGET,
+        share_prefixes: bool = True,
+    ) -> Engine:
+        """Load a weight store, a GGUF file, or a Hugging Face folder (the latter two are imported into a cache first).
+
+        threads: of the processor, all by default. max_batch: sequences at a time. memory_bytes: for weights, cache and
+        activations together; 60 % of what is available by default. token_budget: rows a step. share_prefixes: compute
+        what prompts have in common at their beginnings only once; results are the same either way.
+        Raises ModelFormatError, StoreError, QuantizationError, MemoryBudgetError.
+        """
+        count = threads or torch.get_num_threads()
+        torch.set_num_threads(count)
+        model = load_model(
+            path,
+            compute=compute,
+            cache=cache,
+            max_batch=max_batch,
+            token_budget=token_budget,
+            memory_bytes=memory_bytes,
+        )
+        return cls(model, threads=count, max_batch=max_batch, token_budget=token_budget, share_prefixes=share_prefixes)
+
+    @property
+    def cache_page_bytes(self) -> int:
+        """Bytes of one page of the key-value cache, over all layers."""
+        return self._model.cache.page_bytes
+
+    @property
+    def memory_bytes_at_most(self) -> int:
+        """What weights, a full cache and the largest step come to; less is in use until the cache has been filled."""
+        scheduler, decoder = self._batch.scheduler, self._model.decoder
+        workspace = workspace_bytes(self.manifest.config, scheduler.max_batch, scheduler.token_budget)
+        return decoder.nbytes + workspace + self.cache_page_bytes * self._model.pages.total
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """StoreError where the store has none."""
+        if self._model.tokenizer is None:
+            raise StoreError(self.manifest.source_name, "has no tokenizer; use token ids")
+        return self._model.tokenizer
+
+    def start(self) -> None:
+        """Step in a background thread whenever there is work."""
+        with self._intake.changed:
+            if self._thread is not None:
+                return
+            self._stopping = False
+            self._thread = threading.Thread(target=self._run, name="inference-engine", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop after the step at hand. Every request that has not ended ends as cancelled."""
+        with self._intake.changed:
+            thread, self._thread = self._thread, None
+            self._stopping = True
+            self._intake.changed.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self._batch.cancel_all()
+
+    def forget_prefixes(self) -> None:
+        """Free the pages kept for prompts that begin alike; those that sequences hold stay."""
+        with self._batch.stepping:
+            self._model.pages.forget_idle()
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        *,
+        on_token: Callable[[TokenEvent], None] | None = None,
+        on_finish: Callable[[Completion], None],
+    ) -> None:
+        """Queue a request; returns at once, from any thread.
+
+        The callbacks run on the thread that steps and should return soon; what they raise is logged and goes no
+        further. A request that cannot run (empty, too long, id in use, a constraint that makes no sense) ends with
+        finish_reason "error". A constraint is compiled here, in the calling thread, which may take a second.
+        """
+        sampling = request.sampling
+        constraint, refused = None, None
+        if sampling.constraint is not None:
+            try:
+                if self._constraints is None:
+                    raise InvalidRequest("constraint", "this model has no tokenizer, so no output can be constrained")
+                constraint = self._constraints.compile(sampling.constraint)
+            except InvalidRequest as error:
+                refused = str(error)
+        group = new_group(
+            request,
+            self._arrivals,
+            min(sampling.max_tokens, max(1, self.max_context - len(request.prompt_token_ids))),
+            self._model.tokenizer,
+            constraint,
+            _contained(on_token) if on_token is not None else None,
+            _contained(on_finish),
+        )
+        group.refused = refused
+        for sequence in group.sequences:
+            longest = sequence.prompt_tokens + sequence.max_tokens
+            sequence.rotation_offset = self.manifest.config.rotation_offset(longest)
+        self._intake.submit(group)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request before its next step, with what it has so far. Unknown and finished ids are ignored."""
+        self._intake.cancel(request_id)
+
+    def generate(
+        self, prompts: Several[str | Several[int]], sampling: SamplingParams | Several[SamplingParams]
+    ) -> list[Completion]:
+        """Complete all prompts (texts or token ids) and return the completions in the same order.
+
+        `sampling`: one for all, or one each. Raises InvalidRequest where their number differs.
+        """
+        each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+        if len(each) != len(prompts):
+            raise InvalidRequest("sampling", f"{len(each)} given for {len(prompts)} prompts; give one, or one each")
+        results: list[Completion | None] = [None] * len(prompts)
+        left = threading.Semaphore(0)
+        call = uuid.uuid4().hex
+
+        def receiver(index: int) -> Callable[[Completion], None]:
+            def receive(completion: Completion) -> None:
+                results[index] = completion
+                left.release()
+
+            return receive
+
+        for index, (prompt, one) in enumerate(zip(prompts, each, strict=True)):
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            self.submit(GenerationRequest(f"{call}-{index}", tuple(ids), one), on_finish=receiver(index))
+        for _ in prompts:
+            while not left.acquire(timeout=0 if self._thread is None else 0.5):
+                if self._thread is None:
+                    self.step()
+        return [completion for completion in results if completion is not None]
+
+    def embed(
+        self, prompts: Several[str | Several[int]], *, pooling: Pooling = "mean", normalize: bool = True
+    ) -> list[list[float]]:
+        """A vector of hidden_size numbers for each prompt (text or token ids): its last hidden states, pooled.
+
+        pooling: the mean over all tokens, or the last token's state. normalize: to length 1. From any thread; running
+        requests go on between the steps. Raises InvalidRequest naming the prompt that is empty or too long, and
+        EmbeddingFailed where the model's weights are damaged.
+        """
+        ids = [self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+        torch.set_num_threads(self._governor.threads)
+        embedder = Embedder(self._model, self._batch.scheduler.token_budget, self._batch.stepping, self.step)
+        return embedder.embed(ids, pooling, normalize)
+
+    def stats(self) -> EngineStats:
+        return self._batch.stats()
+
+    def peaks(self, *, measure: bool = True, again: bool = False) -> HostPeaks | None:
+        """What this host reaches at most in the engine's arithmetic: kept from before, else measured in some seconds.
+
+        measure=False: None instead of measuring. again: measure anew. Steps wait meanwhile.
+        """
+        if self._peaks is None or again:
+            model, threads = self._model, self._governor.limit
+            config, kernels, cache = model.decoder.config, model.decoder.kernels, model.cache.kind
+            with self._batch.stepping:
+                self._peaks = host_peaks(
+                    config, model.compute, kernels, cache, threads=threads, measure=measure, again=again
+                )
+        return self._peaks
+
+    def report(self, *, since: int = 0) -> RunReport:
+        """The steps from number `since` (an earlier `stats().steps`) on, against the host's limit.
+
+        Measures nothing: what needs the host's peaks is None until `peaks` has been called once on this host.
+        """
+        accounts, config = self._batch.accounts, self._model.decoder.config
+        return accounts.meter.report(accounts.work, self.peaks(measure=False), model_matrices(config), since=since)
+
+    def operations(self, prompt_tokens: int, output_tokens: int) -> int:
+        """Arithmetic operations of one request that is computed from its first token to its last."""
+        rows, work = prompt_tokens + output_tokens - 1, self._batch.accounts.work
+        return work.operations(work.shape([(rows, rows)], output_tokens))
+
+    def step(self) -> bool:
+        """Compute one step of the running batch in the calling thread; False where there was nothing to do."""
+        return self._batch.step()
+
+    def _run(self) -> None:
+        changed = self._intake.changed
+        while True:
+            with changed:
+                while not (self._stopping or self._intake.waiting or self._batch.scheduler.has_work):
+                    changed.wait()
+                if self._stopping:
+                    return
+            self.step()
+
+
+def _contained(callback: Callable[[Value], None]) -> Callable[[Value], None]:
+    def call(value: Value) -> None:
+        try:
+            callback(value)
+        except Exception:
+            logger.exception("a request's callback failed")
+
+    return call
