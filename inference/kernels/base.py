@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -54,6 +55,13 @@ class KeyValueCache:
         self.page_bytes = config.layers * config.kv_heads * page_head_bytes(kind, config.head_dim)
         self.layers = [LayerCache(_lazy_pages(config, pages, kind), kind) for _ in range(config.layers)]
 
+    def open(self, index: int) -> LayerCache:
+        """A layer's pages, to be read and written until `close`. The layers of a step come in order, one at a time."""
+        return self.layers[index]
+
+    def close(self, index: int) -> None:
+        """A layer has read and written what it will in this step."""
+
     def clear(self, pages: list[int]) -> None:
         """Zero pages that may hold NaN, before anyone else gets them."""
         for layer in self.layers:
@@ -77,11 +85,25 @@ def _lazy_pages(config: DecoderConfig, pages: int, kind: CacheKind) -> torch.Ten
 
 
 class Linear(Protocol):
-    """Rows [M, K] -> float32 [M, N]. Where the rows carry scales, the result is still to be multiplied by them."""
+    """Rows [M, K] -> float32 [M, N]. Where the rows carry scales, the result is still to be multiplied by them.
+
+    form: names what `arrays` holds; `Kernels.bound` makes the product of such arrays again.
+    """
 
     nbytes: int
 
+    @property
+    def form(self) -> str: ...
+
     def __call__(self, rows: Rows) -> torch.Tensor: ...
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        """All that the product reads, in the form it computes with: contiguous, and named."""
+        ...
+
+    def over(self, arrays: Mapping[str, torch.Tensor]) -> Linear:
+        """The product with other arrays of the same names and types, which it reads where they lie."""
+        ...
 
 
 class Likeliest(NamedTuple):
@@ -117,6 +139,10 @@ class Kernels(Protocol):
 
     def linear(self, name: str, weight: torch.Tensor) -> Linear:
         """The matrix product with float32 [N, K] for this arithmetic; QuantizationError, with `name`, on NaN."""
+        ...
+
+    def bound(self, form: str, arrays: Mapping[str, torch.Tensor]) -> Linear:
+        """The product over the `Linear.arrays` of one of that form; ValueError where these kernels have not got it."""
         ...
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> Rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 import torch
 from torch.nn import functional as F  # noqa: N812
@@ -11,7 +12,7 @@ from inference.cache.pages import PAGE_TOKENS, pages_for
 from inference.kernels.base import CacheKind, Compute, LayerCache, Linear, Rows
 from inference.model.batch import StepBatch
 from inference.model.config import NO_ROTATION, DecoderConfig
-from inference.model.linear import make_linear
+from inference.model.linear import bound_linear, make_linear
 from inference.model.rotary import rotary_tables
 from inference.quant.rotation import rotate_blocks
 
@@ -36,6 +37,9 @@ class ReferenceKernels:
 
     def linear(self, name: str, weight: torch.Tensor) -> Linear:
         return make_linear(name, weight, self._compute)
+
+    def bound(self, form: str, arrays: Mapping[str, torch.Tensor]) -> Linear:
+        return bound_linear(form, arrays)
 
     def _rows(self, x: torch.Tensor) -> Rows:
         if self._compute == "int8":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,6 +43,19 @@ class DecoderLayer:
             qkv=self.qkv.wrapped(prefix + "q", wrap),
             o=self.o.wrapped(prefix + "o", wrap),
             feed_forward=self.feed_forward.wrapped(prefix, wrap),
+        )
+
+    def linears(self) -> dict[str, Linear]:
+        """The layer's products, by names of their own. All else that it has is small."""
+        return {"qkv": self.qkv.linear, "o": self.o.linear, **self.feed_forward.linears()}
+
+    def with_linears(self, linears: Mapping[str, Linear]) -> DecoderLayer:
+        """The same layer with other products of those names."""
+        return replace(
+            self,
+            qkv=self.qkv.over(linears["qkv"]),
+            o=self.o.over(linears["o"]),
+            feed_forward=self.feed_forward.with_linears(linears),
         )
 
 
@@ -195,12 +208,14 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             if between_layers is not None:
                 between_layers()
-            pages, shape = cache.layers[index], layer.shape
+            pages, shape = cache.open(index), layer.shape
             y, scales = layer.qkv(rows)
             q = kernels.rotate_and_store(
                 y, scales, batch, pages, rope=shape.rope, q_norm=layer.q_norm, k_norm=layer.k_norm
             )
-            y, scales = layer.o(kernels.attend(q, batch, pages, window=shape.window))
+            attended = kernels.attend(q, batch, pages, window=shape.window)
+            cache.close(index)
+            y, scales = layer.o(attended)
             rows = kernels.add_norm(x, y, scales, layer.mlp_norm, post=layer.attention_post_norm)
             y, scales = layer.feed_forward(rows, x, layer.mlp_norm, kernels)
             if index + 1 < len(self._layers):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -32,6 +32,10 @@ class Affine:
     def wrapped(self, name: str, wrap: Wrap) -> Affine:
         return replace(self, linear=wrap(name, self.linear))
 
+    def over(self, linear: Linear) -> Affine:
+        """The same with another product."""
+        return Affine(linear, self.bias)
+
     def __call__(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Rows [M, K] -> float32 [M, N], and the scales [M] that it is still to be multiplied by, or None."""
         y = self.linear(rows)
@@ -48,6 +52,14 @@ class FeedForward(Protocol):
     def nbytes(self) -> int: ...
 
     def wrapped(self, prefix: str, wrap: Wrap) -> FeedForward: ...
+
+    def linears(self) -> dict[str, Linear]:
+        """Its products by names of their own."""
+        ...
+
+    def with_linears(self, linears: Mapping[str, Linear]) -> FeedForward:
+        """The same with other products of those names."""
+        ...
 
     def __call__(
         self, rows: Rows, x: torch.Tensor, norm: torch.Tensor | None, kernels: Kernels
@@ -69,6 +81,12 @@ class GatedNetwork:
 
     def wrapped(self, prefix: str, wrap: Wrap) -> GatedNetwork:
         return GatedNetwork(self.gate_up.wrapped(prefix + "gate", wrap), self.down.wrapped(prefix + "down", wrap))
+
+    def linears(self) -> dict[str, Linear]:
+        return {"gate_up": self.gate_up.linear, "down": self.down.linear}
+
+    def with_linears(self, linears: Mapping[str, Linear]) -> GatedNetwork:
+        return GatedNetwork(self.gate_up.over(linears["gate_up"]), self.down.over(linears["down"]))
 
     def __call__(
         self, rows: Rows, x: torch.Tensor, norm: torch.Tensor | None, kernels: Kernels
@@ -115,6 +133,20 @@ class ExpertMixture:
     def wrapped(self, prefix: str, wrap: Wrap) -> ExpertMixture:
         experts = (expert.wrapped(f"{prefix}experts.{index}.", wrap) for index, expert in enumerate(self.experts))
         return replace(self, experts=tuple(experts))
+
+    def linears(self) -> dict[str, Linear]:
+        parts = ((f"experts.{index}.", expert.linears()) for index, expert in enumerate(self.experts))
+        return {prefix + name: linear for prefix, part in parts for name, linear in part.items()}
+
+    def with_linears(self, linears: Mapping[str, Linear]) -> ExpertMixture:
+        experts = (
+            GatedNetwork(
+                expert.gate_up.over(linears[f"experts.{index}.gate_up"]),
+                expert.down.over(linears[f"experts.{index}.down"]),
+            )
+            for index, expert in enumerate(self.experts)
+        )
+        return ExpertMixture(self.router, tuple(experts), self.shape)
 
     def __call__(
         self, rows: Rows, x: torch.Tensor, norm: torch.Tensor | None, kernels: Kernels

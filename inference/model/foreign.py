@@ -39,7 +39,7 @@ class _QuantizedLinear(nn.Module):
     def __init__(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """weight: float32 [N, K]; bias: [N] or None."""
         super().__init__()
-        self._linear = Int8Linear(name, weight)
+        self._linear = Int8Linear.of(name, weight)
         self._bias = bias
         # Some code asks it for its type. Whoever multiplied by it would be told.
         self.weight = torch.empty(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from inference.quant.rotation import rotate_weight
 
 
 class FloatLinear:
+    form = "float"
+
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight
         self.nbytes = weight.nbytes
@@ -20,16 +23,36 @@ class FloatLinear:
     def __call__(self, rows: Rows) -> torch.Tensor:
         return F.linear(rows.values, self._weight).float()
 
+    def arrays(self) -> dict[str, torch.Tensor]:
+        return {"weight": self._weight}
+
+    def over(self, arrays: Mapping[str, torch.Tensor]) -> FloatLinear:
+        return FloatLinear(arrays["weight"])
+
 
 class Int8Linear:
     """Weights int8, block-rotated, one scale an output channel; whole-number sums: the same bits for every M."""
 
-    def __init__(self, name: str, weight: torch.Tensor) -> None:
-        """weight: float32 [N, K]; raises QuantizationError on NaN or infinity."""
-        levels, self._scales = channel_levels(name, weight)
-        self._zeros = torch.zeros(weight.shape[0], dtype=torch.int32)
+    form = "int8"
+
+    def __init__(self, levels: torch.Tensor, scales: torch.Tensor) -> None:
+        """levels: int8 [N, K], copied into an order of oneDNN's own; scales: float32 [N]."""
+        self._scales = scales
+        self._zeros = torch.zeros(levels.shape[0], dtype=torch.int32)
         self._packed = torch.ops.onednn.qlinear_prepack(levels, None)
         self.nbytes = levels.nbytes
+
+    @classmethod
+    def of(cls, name: str, weight: torch.Tensor) -> Int8Linear:
+        """weight: float32 [N, K]; raises QuantizationError on NaN or infinity."""
+        return cls(*channel_levels(name, weight))
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        # Its own order would bind a file to one oneDNN.
+        return {"levels": self._packed.to_dense().t().contiguous(), "scales": self._scales}
+
+    def over(self, arrays: Mapping[str, torch.Tensor]) -> Int8Linear:
+        return Int8Linear(arrays["levels"], arrays["scales"])
 
     def __call__(self, rows: Rows) -> torch.Tensor:
         product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
@@ -54,8 +77,17 @@ def channel_levels(name: str, weight: torch.Tensor) -> tuple[torch.Tensor, torch
 def make_linear(name: str, weight: torch.Tensor, compute: Compute) -> Linear:
     """The linear layer of float32 [N, K] for that arithmetic, by PyTorch and oneDNN."""
     if compute == "int8":
-        return Int8Linear(name, weight)
+        return Int8Linear.of(name, weight)
     return FloatLinear(weight.to(torch.bfloat16) if compute == "bf16" else weight)
+
+
+def bound_linear(form: str, arrays: Mapping[str, torch.Tensor]) -> Linear:
+    """The linear layer of `Linear.arrays`; ValueError where the form is none of PyTorch's and oneDNN's."""
+    if form == FloatLinear.form:
+        return FloatLinear(arrays["weight"])
+    if form == Int8Linear.form:
+        return Int8Linear(arrays["levels"], arrays["scales"])
+    raise ValueError(f"matrices of the form {form!r} are not among those of these kernels")
 
 
 def fastest_compute() -> Compute:

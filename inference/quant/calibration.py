@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,16 @@ class ObservedLinear:
         self.nbytes = linear.nbytes
         self.width = width
         self.moments: torch.Tensor | None = None
+
+    @property
+    def form(self) -> str:
+        return self._linear.form
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        return self._linear.arrays()
+
+    def over(self, arrays: Mapping[str, torch.Tensor]) -> ObservedLinear:
+        return ObservedLinear(self._linear.over(arrays), self.width)
 
     def __call__(self, rows: Rows) -> torch.Tensor:
         if self.moments is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from inference.kernels.native.families import SIGNATURES, FamilyKernels
 from inference.kernels.native.linear import PackedLinear, padded
 from inference.model.batch import StepBatch
 from inference.model.config import NO_ROTATION, DecoderConfig
-from inference.model.linear import make_linear
+from inference.model.linear import bound_linear, make_linear
 from inference.model.rotary import rotary_tables
 
 __all__ = ["KernelsUnavailable", "NativeKernels", "compiled_library"]
@@ -41,8 +42,13 @@ class NativeKernels:
 
     def linear(self, name: str, weight: torch.Tensor) -> Linear:
         if self._kind == _UINT8:
-            return PackedLinear(self._library, name, weight)
+            return PackedLinear.of(self._library, name, weight)
         return make_linear(name, weight, self._compute)
+
+    def bound(self, form: str, arrays: Mapping[str, torch.Tensor]) -> Linear:
+        if form == PackedLinear.form and self._kind == _UINT8:
+            return PackedLinear(self._library, **arrays)
+        return bound_linear(form, arrays)
 
     def _out(self, rows: int, width: int) -> Rows:
         """An empty result."""

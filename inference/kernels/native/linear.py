@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -22,20 +22,37 @@ def padded(width: int) -> int:
 class PackedLinear:
     """Weights int8, block-rotated, one scale an output channel; whole-number sums: the same bits for every M."""
 
-    def __init__(self, library: ctypes.CDLL, name: str, weight: torch.Tensor) -> None:
+    form = "packed8"
+
+    def __init__(
+        self, library: ctypes.CDLL, panels: torch.Tensor, corrections: torch.Tensor, scales: torch.Tensor
+    ) -> None:
+        """panels: int8, as `penstock_pack` lays out [N, K] levels; corrections: int32 [N]; scales: float32 [N]."""
+        self._library = library
+        self._panels, self._corrections, self._scales = panels, corrections, scales
+        self._outputs = len(scales)
+        self._tiles = len(panels) // ((self._outputs + 15) // 16 * 1024)
+        self.nbytes = panels.nbytes + corrections.nbytes + scales.nbytes
+
+    @classmethod
+    def of(cls, library: ctypes.CDLL, name: str, weight: torch.Tensor) -> PackedLinear:
         """weight: float32 [N, K]; raises QuantizationError on NaN or infinity."""
-        levels, self._scales = channel_levels(name, weight)
-        self._outputs, inputs = levels.shape
+        levels, scales = channel_levels(name, weight)
+        outputs, inputs = levels.shape
         if inputs > MOST_INPUTS:
             raise ValueError(f"{name} has {inputs} inputs; sums of at most {MOST_INPUTS} are exact")
-        self._tiles = (inputs + 63) // 64
-        self._library = library
-        self._panels = torch.empty((self._outputs + 15) // 16 * self._tiles * 1024, dtype=torch.int8)
-        self._corrections = torch.empty(self._outputs, dtype=torch.int32)
+        panels = torch.empty((outputs + 15) // 16 * ((inputs + 63) // 64) * 1024, dtype=torch.int8)
+        corrections = torch.empty(outputs, dtype=torch.int32)
         library.penstock_pack(
-            levels.contiguous().data_ptr(), self._outputs, inputs, self._panels.data_ptr(), self._corrections.data_ptr()
+            levels.contiguous().data_ptr(), outputs, inputs, panels.data_ptr(), corrections.data_ptr()
         )
-        self.nbytes = self._panels.nbytes + self._corrections.nbytes + self._scales.nbytes
+        return cls(library, panels, corrections, scales)
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        return {"panels": self._panels, "corrections": self._corrections, "scales": self._scales}
+
+    def over(self, arrays: Mapping[str, torch.Tensor]) -> PackedLinear:
+        return PackedLinear(self._library, **arrays)
 
     def __call__(self, rows: Rows) -> torch.Tensor:
         y = torch.empty((len(rows.values), self._outputs), dtype=torch.float32)

@@ -1,0 +1,55 @@
+"""Where the parts of a model lie while it runs: in memory, or on disk and read as they are used."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+LEAST_RING = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What of a model stays in memory, and by how much of it the rest is streamed.
+
+    pinned: layers whose matrices stay in memory. head_pinned: the head, a unit of its own after the last layer.
+    embedding_pinned: False: its rows are read from the store's file as they are looked up. ring: buffers for the units
+    that are streamed, 0 where none are; one is computed with while the others are filled. readers: threads that read,
+    each one chunk at a time. spilled: layers whose keys and values lie on disk.
+    Norms, biases and routers are small and always stay in memory.
+    """
+
+    pinned: frozenset[int]
+    head_pinned: bool = True
+    embedding_pinned: bool = True
+    ring: int = 0
+    readers: int = 0
+    spilled: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.ring and self.ring < LEAST_RING:
+            raise ValueError(f"ring: {self.ring} buffer cannot be filled and used at once; at least {LEAST_RING}")
+        if self.ring and self.readers < 1:
+            raise ValueError("readers: at least 1 is needed where anything is streamed")
+        if not self.head_pinned and not self.ring:
+            raise ValueError(f"ring: the head is streamed, so there must be {LEAST_RING} buffers at least")
+
+    @classmethod
+    def resident(cls, layers: int) -> Placement:
+        """Everything in memory."""
+        return cls(pinned=frozenset(range(layers)))
+
+    def streams(self, layers: int) -> bool:
+        """Whether any matrix of a model of that many layers is streamed. ValueError where there is no ring for it."""
+        streamed = not self.head_pinned or not self.pinned.issuperset(range(layers))
+        if streamed and not self.ring:
+            raise ValueError(f"ring: layers are streamed, so there must be {LEAST_RING} buffers at least")
+        return streamed
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, layers in order."""
+        return asdict(self) | {"pinned": sorted(self.pinned), "spilled": sorted(self.spilled)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Placement:
+        return cls(**data | {"pinned": frozenset(data["pinned"]), "spilled": frozenset(data["spilled"])})
