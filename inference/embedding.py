@@ -66,7 +66,7 @@ class Embedder:
         if pooling not in get_args(Pooling):
             raise InvalidRequest("pooling", f"must be one of {', '.join(get_args(Pooling))}, not {pooling!r}")
         config = self._model.manifest.config
-        pages = self._model.pages.total
+        pages = self._model.sequence_pages
         for index, tokens in enumerate(prompts):
             field = f"prompts[{index}]"
             if not tokens:

@@ -49,6 +49,11 @@ class LoadedModel:
     pages: PagePool
     compute: Compute
 
+    @property
+    def sequence_pages(self) -> int:
+        """Cache pages that one sequence can have."""
+        return min(self.pages.total, self.cache.sequence_pages)
+
 
 def store_at(path: Path) -> Path:
     """The weight store of a path: itself, or the import of a GGUF file or Hugging Face folder, kept in a user cache.

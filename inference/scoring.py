@@ -57,7 +57,7 @@ class Scorer:
     @property
     def max_tokens(self) -> int:
         """The longest text that fits the model's context and this scorer's memory, in tokens."""
-        return min(self.manifest.config.max_context, self._model.pages.total * PAGE_TOKENS)
+        return min(self.manifest.config.max_context, self._model.sequence_pages * PAGE_TOKENS)
 
     def wrap_products(self, wrap: Wrap) -> None:
         """As `Decoder.wrap_products`. CalibrationError for a model that runs through transformers' own code."""

@@ -8,7 +8,7 @@ from inference.model.config import DecoderConfig
 
 
 def reason_to_reject(group: RequestGroup, config: DecoderConfig, cache_pages: int) -> str | None:
-    """What is wrong with a request, its field first; None where it can run. cache_pages: all that the engine has."""
+    """What is wrong with a request, its field first; None where it can run. cache_pages: all that one may have."""
     request, count = group.request, len(group.request.prompt_token_ids)
     if not config.has_head:
         return "model: has no head; it gives embeddings and generates no tokens"

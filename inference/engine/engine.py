@@ -112,7 +112,7 @@ class Engine:
         """What weights, a full cache and the largest step come to; less is in use until the cache has been filled."""
         scheduler, decoder = self._batch.scheduler, self._model.decoder
         workspace = workspace_bytes(self.manifest.config, scheduler.max_batch, scheduler.token_budget)
-        return decoder.nbytes + workspace + self.cache_page_bytes * self._model.pages.total
+        return decoder.nbytes + workspace + self._model.cache.nbytes
 
     @property
     def tokenizer(self) -> Tokenizer:

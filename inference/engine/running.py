@@ -53,7 +53,7 @@ class RunningBatch:
             self._priority = max(piece.sequence.request.priority for piece in slices)
             self._ahead_seconds = self._ahead_processor_seconds = 0.0
             started, processor_started = time.perf_counter(), time.thread_time()
-            tokens = self._compute(slices, self.step_ahead)
+            tokens = self._compute(slices, self.step_ahead if self._model.cache.nests else None)
             if tokens is None:
                 return True
             seconds = time.perf_counter() - started - self._ahead_seconds
@@ -129,7 +129,7 @@ class RunningBatch:
                 self._finish(sequence, "cancelled")
 
     def _take_in(self) -> None:
-        config, pages = self._model.manifest.config, self._model.pages.total
+        config, pages = self._model.manifest.config, self._model.sequence_pages
         arrivals = self._intake.take(lambda group: reason_to_reject(group, config, pages))
         for group, reason in arrivals.rejected:
             for sequence in group.sequences:

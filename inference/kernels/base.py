@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -28,6 +29,14 @@ class Rows(NamedTuple):
     scales: torch.Tensor | None
 
 
+def joined(parts: list[Rows]) -> Rows:
+    """Rows that follow one another, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    scales = [part.scales for part in parts if part.scales is not None]
+    return Rows(torch.cat([part.values for part in parts]), torch.cat(scales) if scales else None)
+
+
 class LayerCache(NamedTuple):
     """Keys and values of one layer.
 
@@ -38,6 +47,40 @@ class LayerCache(NamedTuple):
 
     pages: torch.Tensor
     kind: CacheKind
+
+
+class Part(NamedTuple):
+    """Sequences that follow one another in a step, and where their keys and values lie in one layer.
+
+    rows: theirs among the step's. batch: of these rows alone, with slots and page_table into `layer`; neither its
+    token_ids nor its logit_rows mean anything.
+    """
+
+    rows: slice
+    batch: StepBatch
+    layer: LayerCache
+
+
+class StepPages(Protocol):
+    """A step's way through the cache."""
+
+    def parts(self, index: int) -> Iterator[Part]:
+        """All rows of a layer, in order: each part is to be written and read before the next is asked for.
+
+        The layers of a step come in order. Raises CacheLost.
+        """
+        ...
+
+
+class _PagesInMemory:
+    """One part a layer."""
+
+    def __init__(self, layers: list[LayerCache], batch: StepBatch) -> None:
+        self._layers = layers
+        self._batch = batch
+
+    def parts(self, index: int) -> Iterator[Part]:
+        yield Part(slice(None), self._batch, self._layers[index])
 
 
 def page_head_bytes(kind: CacheKind, head_dim: int) -> int:
@@ -55,12 +98,25 @@ class KeyValueCache:
         self.page_bytes = config.layers * config.kv_heads * page_head_bytes(kind, config.head_dim)
         self.layers = [LayerCache(_lazy_pages(config, pages, kind), kind) for _ in range(config.layers)]
 
-    def open(self, index: int) -> LayerCache:
-        """A layer's pages, to be read and written until `close`. The layers of a step come in order, one at a time."""
-        return self.layers[index]
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes once every page has been written."""
+        return sum(layer.pages.nbytes for layer in self.layers)
 
-    def close(self, index: int) -> None:
-        """A layer has read and written what it will in this step."""
+    @property
+    def sequence_pages(self) -> int:
+        """The most pages that one sequence can use."""
+        return len(self.layers[0].pages)
+
+    @contextmanager
+    def step(self, batch: StepBatch) -> Iterator[StepPages]:
+        """The pages of a step, layer by layer. Begins to fetch, and at the end lets go, of what lies elsewhere."""
+        yield _PagesInMemory(self.layers, batch)
+
+    @property
+    def nests(self) -> bool:
+        """Whether a step may be computed within another."""
+        return True
 
     def clear(self, pages: list[int]) -> None:
         """Zero pages that may hold NaN, before anyone else gets them."""

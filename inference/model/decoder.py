@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from inference.errors import StoreError
-from inference.kernels.base import Kernels, KeyValueCache, Likeliest, Linear, PickingLinear, Rows
+from inference.kernels.base import (
+    Kernels,
+    KeyValueCache,
+    Likeliest,
+    Linear,
+    Part,
+    PickingLinear,
+    Rows,
+    StepPages,
+    joined,
+)
 from inference.model.batch import StepBatch
 from inference.model.config import DecoderConfig, LayerShape
 from inference.model.embedding import Embedding
@@ -200,6 +210,12 @@ class Decoder:
         self, batch: StepBatch, cache: KeyValueCache, between_layers: Callable[[], None] | None = None
     ) -> torch.Tensor:
         """The residual stream after the last layer, float32 [M, H]."""
+        with cache.step(batch) as pages:
+            return self._states(batch, pages, between_layers)
+
+    def _states(
+        self, batch: StepBatch, pages: StepPages, between_layers: Callable[[], None] | None = None
+    ) -> torch.Tensor:
         kernels = self.kernels
         x = self._embedding(batch.token_ids)  # float32 [M, H]
         if self.config.embedding_scale != 1.0:
@@ -208,14 +224,8 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             if between_layers is not None:
                 between_layers()
-            pages, shape = cache.open(index), layer.shape
             y, scales = layer.qkv(rows)
-            q = kernels.rotate_and_store(
-                y, scales, batch, pages, rope=shape.rope, q_norm=layer.q_norm, k_norm=layer.k_norm
-            )
-            attended = kernels.attend(q, batch, pages, window=shape.window)
-            cache.close(index)
-            y, scales = layer.o(attended)
+            y, scales = layer.o(self._attended(layer, y, scales, pages.parts(index)))
             rows = kernels.add_norm(x, y, scales, layer.mlp_norm, post=layer.attention_post_norm)
             y, scales = layer.feed_forward(rows, x, layer.mlp_norm, kernels)
             if index + 1 < len(self._layers):
@@ -224,3 +234,22 @@ class Decoder:
             else:
                 kernels.add(x, y, scales, post=layer.mlp_post_norm)
         return x
+
+    def _attended(
+        self, layer: DecoderLayer, y: torch.Tensor, scales: torch.Tensor | None, parts: Iterator[Part]
+    ) -> Rows:
+        """Attention of queries, keys and values as `layer.qkv` gives them: [M, heads * head_dim]."""
+        kernels, shape = self.kernels, layer.shape
+        attended: list[Rows] = []
+        for part in parts:
+            q = kernels.rotate_and_store(
+                y[part.rows],
+                scales[part.rows] if scales is not None else None,
+                part.batch,
+                part.layer,
+                rope=shape.rope,
+                q_norm=layer.q_norm,
+                k_norm=layer.k_norm,
+            )
+            attended.append(kernels.attend(q, part.batch, part.layer, window=shape.window))
+        return joined(attended)
