@@ -5,7 +5,7 @@
 // is both the layout of an AMX B tile and 16 vectors for VNNI. Rows are padded to a multiple of 64 inputs, where the
 // weights are 0. Rows hold level + 128, which `corrections` (128 times the sum of an output's weights) takes out again.
 
-#include "vectors.h"
+#include "nibbles.h"
 
 #include <vector>
 
@@ -18,11 +18,28 @@ namespace {
 
 constexpr int64_t TILE_BYTES = 1024;
 
+// A thread's own memory, which grows and is kept; zeroed when it grows.
+struct Buffer {
+    uint8_t* data = nullptr;
+    int64_t size = 0;
+
+    ~Buffer() { std::free(data); }
+    uint8_t* of(int64_t wanted) {
+        if (size < wanted) {
+            std::free(data);
+            data = (uint8_t*)std::aligned_alloc(64, wanted);
+            size = wanted;
+            std::memset(data, 0, wanted);
+        }
+        return data;
+    }
+};
+
 struct Product {
     const uint8_t* rows;
     int64_t stride;  // bytes from row to row, a multiple of 64
     int64_t count;
-    const int8_t* panels;
+    const int8_t* panels;  // from panel `from` on
     const float* scales;
     const int32_t* corrections;
     int64_t k_tiles;
@@ -32,8 +49,16 @@ struct Product {
     // come in rising order, so the first of equals stays.
     float* best;       // [count][LANES]
     int32_t* best_at;  // [count][LANES]
+    // Where given, `panels` is not: the weights are 4-bit, expanded a few panels at a time.
+    const uint8_t* nibbles = nullptr;
+    const uint8_t* factors = nullptr;
+    int64_t group = 0;
+    int64_t from = 0;
 
-    const int8_t* panel(int64_t index) const { return panels + index * k_tiles * TILE_BYTES; }
+    const int8_t* panel(int64_t index) const { return panels + (index - from) * k_tiles * TILE_BYTES; }
+    NibblePanel nibble_panel(int64_t index) const {
+        return {nibbles + index * k_tiles * NIBBLE_TILE_BYTES, factors + index * (k_tiles * 64 / group) * FACTOR_BYTES, group};
+    }
 };
 
 inline void finish(const Product& product, int64_t row, int64_t panel, __m512i sums) {
@@ -77,6 +102,46 @@ void by_dot_products(const Product& product, int64_t row, int64_t panel) {
         for (int p = 0; p < PANELS; p++) finish(product, row + r, panel + p, sums[r][p]);
 }
 
+// The same from 4-bit weights, for few rows: each weight is expanded once, in registers.
+template <int ROWS, int PANELS>
+void by_dot_products_of_nibbles(const Product& product, int64_t panel) {
+    __m512i sums[ROWS][PANELS];
+    for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < PANELS; p++) sums[r][p] = _mm512_setzero_si512();
+    NibblePanel panels[PANELS];
+    for (int p = 0; p < PANELS; p++) panels[p] = product.nibble_panel(panel + p);
+    for (int64_t half = 0; half < 2 * product.k_tiles; half++)
+        for (int p = 0; p < PANELS; p++) {
+            const Factors factors(panels[p].factors_of(half));
+            const uint8_t* nibbles = panels[p].nibbles + half * NIBBLE_TILE_BYTES / 2;
+            for (int64_t quad = 0; quad < QUADS_A_HALF; quad += 2) {
+                _mm_prefetch((const char*)nibbles + quad * 32 + NIBBLES_AHEAD, _MM_HINT_T0);
+                __m512i w[2];
+                expand_pair(nibbles + quad * 32, factors, w);
+                for (int r = 0; r < ROWS; r++) {
+                    int32_t four[2];
+                    std::memcpy(four, product.rows + r * product.stride + (half * QUADS_A_HALF + quad) * 4, sizeof four);
+                    sums[r][p] = _mm512_dpbusd_epi32(sums[r][p], _mm512_set1_epi32(four[0]), w[0]);
+                    sums[r][p] = _mm512_dpbusd_epi32(sums[r][p], _mm512_set1_epi32(four[1]), w[1]);
+                }
+            }
+        }
+    for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < PANELS; p++) finish(product, r, panel + p, sums[r][p]);
+}
+
+constexpr int64_t FEW_ROWS = 4;
+
+template <int PANELS>
+void few_rows_by_nibbles(const Product& product, int64_t panel) {
+    switch (product.count) {
+        case 1: by_dot_products_of_nibbles<1, PANELS>(product, panel); break;
+        case 2: by_dot_products_of_nibbles<2, PANELS>(product, panel); break;
+        case 3: by_dot_products_of_nibbles<3, PANELS>(product, panel); break;
+        case 4: by_dot_products_of_nibbles<4, PANELS>(product, panel); break;
+    }
+}
+
 template <int PANELS>
 void rows_by_dot_products(const Product& product, int64_t first, int64_t last, int64_t panel) {
     int64_t row = first;
@@ -88,11 +153,6 @@ void rows_by_dot_products(const Product& product, int64_t first, int64_t last, i
         case 2: by_dot_products<2, PANELS>(product, row, panel); break;
         case 1: by_dot_products<1, PANELS>(product, row, panel); break;
     }
-}
-
-void panels_by_dot_products(const Product& product, int64_t first_row, int64_t last_row, int64_t panel, int64_t end) {
-    for (; panel + 4 <= end; panel += 4) rows_by_dot_products<4>(product, first_row, last_row, panel);
-    for (; panel < end; panel++) rows_by_dot_products<1>(product, first_row, last_row, panel);
 }
 
 #if defined(__AMX_INT8__)
@@ -165,42 +225,111 @@ void rows_by_tiles(const Product& product, const uint8_t* rest, int64_t panel) {
         rows_by_dot_products<B_TILES>(product, row, product.count, panel);
 }
 
-// The rows after the last full tile, copied to where a whole tile may be read; null where dot products do them.
-const uint8_t* copied_rest(const Product& product) {
+// The rows after the last full tile, copied to where a whole tile may be read; null where they are fewer than `least`.
+const uint8_t* copied_rest(const Product& product, int64_t least) {
     const int64_t rest = product.count % 16;
-    if (rest < WORTH_A_TILE) return nullptr;
-    static thread_local struct Buffer {
-        uint8_t* data = nullptr;
-        int64_t size = 0;
-        ~Buffer() { std::free(data); }
-    } buffer;
-    const int64_t wanted = 16 * product.stride;
-    if (buffer.size < wanted) {
-        std::free(buffer.data);
-        buffer.data = (uint8_t*)std::aligned_alloc(64, wanted);
-        buffer.size = wanted;
-        std::memset(buffer.data, 0, wanted);
+    if (rest < least) return nullptr;
+    static thread_local Buffer buffer;
+    uint8_t* data = buffer.of(16 * product.stride);
+    std::memcpy(data, product.rows + (product.count - rest) * product.stride, rest * product.stride);
+    return data;
+}
+
+// Up to this many rows are done in one pass over 4-bit weights, each tile of which is expanded just before it is used.
+constexpr int64_t ONE_PASS_ROWS = 64, TILES_AHEAD = 4;
+
+// A_TILES tiles of 16 rows by one panel of 4-bit weights. The last may be in `rest`.
+template <int A_TILES>
+void by_tiles_of_nibbles(const Product& product, const uint8_t* rest, int64_t panel) {
+    const int64_t stride = product.stride;
+    const NibblePanel weights = product.nibble_panel(panel);
+    const uint8_t* rows[4];
+    for (int a = 0; a < A_TILES; a++)
+        rows[a] = rest && a == A_TILES - 1 ? rest : product.rows + a * 16 * stride;
+    _tile_zero(0);
+    if constexpr (A_TILES > 1) _tile_zero(1);
+    if constexpr (A_TILES > 2) _tile_zero(2);
+    if constexpr (A_TILES > 3) _tile_zero(3);
+    alignas(64) int8_t levels[TILES_AHEAD * TILE_BYTES];
+    for (int64_t first = 0; first < product.k_tiles; first += TILES_AHEAD) {
+        const int64_t ahead = product.k_tiles - first < TILES_AHEAD ? product.k_tiles - first : TILES_AHEAD;
+        expand_tiles(weights, first, ahead, levels);
+        for (int64_t tile = 0; tile < ahead; tile++) {
+            const int64_t at = (first + tile) * 64;
+            _tile_loadd(6, levels + tile * TILE_BYTES, 64);
+            _tile_loadd(4, rows[0] + at, stride);
+            _tile_dpbusd(0, 4, 6);
+            if constexpr (A_TILES > 1) {
+                _tile_loadd(5, rows[1] + at, stride);
+                _tile_dpbusd(1, 5, 6);
+            }
+            if constexpr (A_TILES > 2) {
+                _tile_loadd(4, rows[2] + at, stride);
+                _tile_dpbusd(2, 4, 6);
+            }
+            if constexpr (A_TILES > 3) {
+                _tile_loadd(5, rows[3] + at, stride);
+                _tile_dpbusd(3, 5, 6);
+            }
+        }
     }
-    std::memcpy(buffer.data, product.rows + (product.count - rest) * product.stride, rest * product.stride);
-    return buffer.data;
+    alignas(64) int32_t sums[A_TILES][16][16];
+    _tile_stored(0, sums[0], 64);
+    if constexpr (A_TILES > 1) _tile_stored(1, sums[1], 64);
+    if constexpr (A_TILES > 2) _tile_stored(2, sums[2], 64);
+    if constexpr (A_TILES > 3) _tile_stored(3, sums[3], 64);
+    for (int64_t row = 0; row < product.count; row++)
+        finish(product, row, panel, _mm512_load_si512(sums[row / 16][row % 16]));
+}
+
+void one_pass_of_nibbles(const Product& product, const uint8_t* rest, int64_t panel) {
+    switch ((product.count + 15) / 16) {
+        case 1: by_tiles_of_nibbles<1>(product, rest, panel); break;
+        case 2: by_tiles_of_nibbles<2>(product, rest, panel); break;
+        case 3: by_tiles_of_nibbles<3>(product, rest, panel); break;
+        case 4: by_tiles_of_nibbles<4>(product, rest, panel); break;
+    }
 }
 
 #endif  // AMX
+
+// The product with int8 tiles for the panels from `first` to `last`: its own, or what 4-bit ones expand to.
+Product with_levels(Product product, int64_t first, int64_t last) {
+    if (!product.nibbles) return product;
+    static thread_local Buffer buffer;
+    const int64_t panel_bytes = product.k_tiles * TILE_BYTES;
+    int8_t* tiles = (int8_t*)buffer.of((last - first) * panel_bytes);
+    for (int64_t panel = first; panel < last; panel++)
+        expand_tiles(product.nibble_panel(panel), 0, product.k_tiles, tiles + (panel - first) * panel_bytes);
+    product.panels = tiles;
+    product.from = first;
+    return product;
+}
 
 // The product's panels from `first` to `last`, by one thread.
 void multiply(const Product& product, int64_t first, int64_t last) {
 #if defined(__AMX_INT8__)
     if (product.count >= WORTH_A_TILE && allowed_tiles()) {
         _tile_loadconfig(&TILE_SHAPE);
-        const uint8_t* rest = copied_rest(product);
+        const bool one_pass = product.nibbles && product.count <= ONE_PASS_ROWS;
+        const uint8_t* rest = copied_rest(product, one_pass ? 1 : WORTH_A_TILE);
         int64_t panel = first;
-        for (; panel + 2 <= last; panel += 2) rows_by_tiles<2>(product, rest, panel);
-        if (panel < last) rows_by_tiles<1>(product, rest, panel);
+        if (one_pass)
+            for (; panel < last; panel++) one_pass_of_nibbles(product, rest, panel);
+        for (; panel + 2 <= last; panel += 2) rows_by_tiles<2>(with_levels(product, panel, panel + 2), rest, panel);
+        if (panel < last) rows_by_tiles<1>(with_levels(product, panel, last), rest, panel);
         _tile_release();
         return;
     }
 #endif
-    panels_by_dot_products(product, 0, product.count, first, last);
+    if (product.nibbles && product.count <= FEW_ROWS) {
+        for (; first + 2 <= last; first += 2) few_rows_by_nibbles<2>(product, first);
+        if (first < last) few_rows_by_nibbles<1>(product, first);
+        return;
+    }
+    for (; first + 4 <= last; first += 4)
+        rows_by_dot_products<4>(with_levels(product, first, first + 4), 0, product.count, first);
+    for (; first < last; first++) rows_by_dot_products<1>(with_levels(product, first, first + 1), 0, product.count, first);
 }
 
 // Rows from `first` to `last` of the product.
@@ -214,11 +343,16 @@ Product some_rows(Product product, int64_t first, int64_t last) {
 // With this many rows a thread, its time goes into arithmetic.
 constexpr int64_t ROWS_A_THREAD = 64;
 
-// With few rows, threads share the weights, so that each is read from memory once. With many, they share the rows as the
-// other kernels do: what a thread has made, it reads again itself, out of its own cache.
+// Weights up to this size stay in each thread's own cache.
+constexpr int64_t OWN_CACHE_BYTES = 2 * 1024 * 1024;
+
+// Threads share the weights, so that each is read from memory, or expanded, once. Where there are many rows and weights
+// small enough, they share the rows as the other kernels do: what a thread has made, it reads again itself, out of its
+// own cache.
 void multiply_by_threads(const Product& product, int threads) {
     const int64_t panels = (product.outputs + LANES - 1) / LANES;
-    const bool by_rows = product.count >= ROWS_A_THREAD * threads;
+    const bool by_rows = product.count >= ROWS_A_THREAD * threads && !product.nibbles &&
+                         panels * product.k_tiles * TILE_BYTES <= OWN_CACHE_BYTES;
     const int64_t whole = by_rows ? product.count : panels, share = (whole + threads - 1) / threads;
     const bool worth = product.count * panels * product.k_tiles * TILE_BYTES > 32 * WORTH_THREADS;
 #pragma omp parallel for num_threads(threads) schedule(static, 1) if (worth)
@@ -254,14 +388,43 @@ void penstock_pack(const int8_t* levels, int64_t outputs, int64_t inputs, int8_t
     }
 }
 
-// y [count, outputs] = (rows - 128) * weights^T * scales[output].
-void penstock_matmul(const uint8_t* rows, int64_t stride, int64_t count, const int8_t* panels, const float* scales,
-                     const int32_t* corrections, int64_t k_tiles, int64_t outputs, float* y, int threads) {
-    multiply_by_threads({rows, stride, count, panels, scales, corrections, k_tiles, outputs, y, nullptr, nullptr}, threads);
+// 4-bit weights of quant/rotated.py: values [outputs, inputs / 2], steps and offsets [outputs, inputs / group] -> nibbles
+// and factors (nibbles.h), zeroed before, and int32 corrections [outputs]. inputs: a multiple of 64 and of the group.
+void penstock_pack_nibbles(const uint8_t* values, const uint8_t* steps, const int8_t* offsets, int64_t outputs,
+                           int64_t inputs, int64_t group, uint8_t* nibbles, uint8_t* factors, int32_t* corrections) {
+    const int64_t k_tiles = inputs / 64, groups = inputs / group, panels = (outputs + LANES - 1) / LANES;
+#pragma omp parallel for schedule(static)
+    for (int64_t panel = 0; panel < panels; panel++)
+        for (int64_t lane = 0; lane < LANES && panel * LANES + lane < outputs; lane++) {
+            const int64_t n = panel * LANES + lane;
+            uint8_t* own_factors = factors + panel * groups * FACTOR_BYTES + lane;
+            for (int64_t g = 0; g < groups; g++) {
+                own_factors[g * FACTOR_BYTES] = steps[n * groups + g];
+                own_factors[g * FACTOR_BYTES + LANES] = (uint8_t)offsets[n * groups + g];
+            }
+            int32_t total = 0;
+            for (int64_t k = 0; k < inputs; k++) {
+                const int q = values[(n * inputs + k) / 2] >> k % 2 * 4 & 15, g = (int)(k / group);
+                const NibblePlace place(k % 64, lane);
+                nibbles[(panel * k_tiles + k / 64) * NIBBLE_TILE_BYTES + place.byte] |= (uint8_t)(q << place.shift);
+                total += (q * steps[n * groups + g] >> 4) + offsets[n * groups + g];
+            }
+            corrections[n] = 128 * total;
+        }
+}
+
+// y [count, outputs] = (rows - 128) * weights^T * scales[output]. The weights: int8 panels, or nibbles and factors.
+void penstock_matmul(const uint8_t* rows, int64_t stride, int64_t count, const int8_t* panels, const uint8_t* nibbles,
+                     const uint8_t* factors, int64_t group, const float* scales, const int32_t* corrections,
+                     int64_t k_tiles, int64_t outputs, float* y, int threads) {
+    multiply_by_threads({rows, stride, count, panels, scales, corrections, k_tiles, outputs, y, nullptr, nullptr, nibbles,
+                         factors, group},
+                        threads);
 }
 
 // The highest of each row of that product, and its output, the lowest of equals: highest [count], at [count].
-void penstock_matmul_best(const uint8_t* rows, int64_t stride, int64_t count, const int8_t* panels, const float* scales,
+void penstock_matmul_best(const uint8_t* rows, int64_t stride, int64_t count, const int8_t* panels,
+                          const uint8_t* nibbles, const uint8_t* factors, int64_t group, const float* scales,
                           const int32_t* corrections, int64_t k_tiles, int64_t outputs, float* highest, int64_t* at,
                           int threads) {
     const int64_t panel_count = (outputs + LANES - 1) / LANES, share = (panel_count + threads - 1) / threads;
@@ -271,7 +434,7 @@ void penstock_matmul_best(const uint8_t* rows, int64_t stride, int64_t count, co
     for (int part = 0; part < threads; part++) {
         const int64_t first = part * share, last = first + share < panel_count ? first + share : panel_count;
         multiply({rows, stride, count, panels, scales, corrections, k_tiles, outputs, nullptr,
-                  best.data() + part * count * LANES, best_at.data() + part * count * LANES},
+                  best.data() + part * count * LANES, best_at.data() + part * count * LANES, nibbles, factors, group},
                  first, last);
     }
     for (int64_t row = 0; row < count; row++) {
@@ -295,10 +458,12 @@ void penstock_matmul_best(const uint8_t* rows, int64_t stride, int64_t count, co
 extern "C" {
 int penstock_has_dot_products() { return 0; }
 void penstock_pack(const int8_t*, int64_t, int64_t, int8_t*, int32_t*) {}
-void penstock_matmul(const uint8_t*, int64_t, int64_t, const int8_t*, const float*, const int32_t*, int64_t, int64_t,
-                     float*, int) {}
-void penstock_matmul_best(const uint8_t*, int64_t, int64_t, const int8_t*, const float*, const int32_t*, int64_t, int64_t,
-                          float*, int64_t*, int) {}
+void penstock_pack_nibbles(const uint8_t*, const uint8_t*, const int8_t*, int64_t, int64_t, int64_t, uint8_t*, uint8_t*,
+                           int32_t*) {}
+void penstock_matmul(const uint8_t*, int64_t, int64_t, const int8_t*, const uint8_t*, const uint8_t*, int64_t,
+                     const float*, const int32_t*, int64_t, int64_t, float*, int) {}
+void penstock_matmul_best(const uint8_t*, int64_t, int64_t, const int8_t*, const uint8_t*, const uint8_t*, int64_t,
+                          const float*, const int32_t*, int64_t, int64_t, float*, int64_t*, int) {}
 }
 
 #endif
