@@ -12,6 +12,7 @@ import torch
 from inference.cache.pages import PAGE_TOKENS
 from inference.model.batch import StepBatch
 from inference.model.config import DecoderConfig
+from inference.quant.rotated import RotatedTensor
 
 Compute = Literal["fp32", "bf16", "int8"]
 CacheKind = Literal["fp32", "bf16", "int8", "int4"]
@@ -193,8 +194,13 @@ class Kernels(Protocol):
     cache_kinds: tuple[CacheKind, ...]
     """The caches that `attend` reads; the first is the one to use where nobody asks for another."""
 
-    def linear(self, name: str, weight: torch.Tensor) -> Linear:
-        """The matrix product with float32 [N, K] for this arithmetic; QuantizationError, with `name`, on NaN."""
+    def linear(self, name: str, weight: torch.Tensor | RotatedTensor) -> Linear:
+        """The product with [N, K], float32 or 4-bit, in this arithmetic; QuantizationError, with `name`, on NaN."""
+        ...
+
+    def linear_nbytes(self, outputs: int, inputs: int, *, rotated_group: int = 0) -> int:
+        """What such a product will hold in memory. rotated_group: weights that share a factor in the 4-bit form; 0 for
+        any other form."""
         ...
 
     def bound(self, form: str, arrays: Mapping[str, torch.Tensor]) -> Linear:

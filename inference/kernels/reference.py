@@ -12,8 +12,9 @@ from inference.cache.pages import PAGE_TOKENS, pages_for
 from inference.kernels.base import CacheKind, Compute, LayerCache, Linear, Rows
 from inference.model.batch import StepBatch
 from inference.model.config import NO_ROTATION, DecoderConfig
-from inference.model.linear import bound_linear, make_linear
+from inference.model.linear import bound_linear, linear_nbytes, make_linear
 from inference.model.rotary import rotary_tables
+from inference.quant.rotated import RotatedTensor
 from inference.quant.rotation import rotate_blocks
 
 
@@ -35,8 +36,11 @@ class ReferenceKernels:
         self.cache_kinds: tuple[CacheKind, ...] = ("fp32", "bf16") if compute == "fp32" else ("bf16", "fp32")
         self._tables = rotary_tables(config)
 
-    def linear(self, name: str, weight: torch.Tensor) -> Linear:
+    def linear(self, name: str, weight: torch.Tensor | RotatedTensor) -> Linear:
         return make_linear(name, weight, self._compute)
+
+    def linear_nbytes(self, outputs: int, inputs: int, *, rotated_group: int = 0) -> int:
+        return linear_nbytes(outputs, inputs, self._compute)
 
     def bound(self, form: str, arrays: Mapping[str, torch.Tensor]) -> Linear:
         return bound_linear(form, arrays)

@@ -24,6 +24,7 @@ from inference.model.batch import StepBatch
 from inference.model.config import DecoderConfig, LayerShape
 from inference.model.embedding import Embedding
 from inference.model.feed_forward import Affine, ExpertMixture, FeedForward, GatedNetwork, Wrap
+from inference.quant.rotated import RotatedTensor, stacked
 from inference.weights.store import StoreReader
 
 
@@ -81,6 +82,10 @@ class _LayerReader:
         return torch.from_numpy(self.reader.float32(name)) if name in self.reader else None
 
     def linear(self, *names: str, factor: float = 1.0) -> Linear:
+        stored = [self.reader.tensor(name) for name in names]
+        rotated = [tensor for tensor in stored if isinstance(tensor, RotatedTensor)]
+        if len(rotated) == len(stored) and (whole := stacked(rotated, factor)) is not None:
+            return self.kernels.linear(names[0], whole)
         parts = [torch.from_numpy(self.reader.float32(name)) for name in names]
         weight = parts[0] if len(parts) == 1 else torch.cat(parts)
         return self.kernels.linear(names[0], weight if factor == 1.0 else weight * factor)

@@ -6,12 +6,15 @@ import numpy as np
 import torch
 
 from inference.quant.groupwise import GroupwiseTensor
+from inference.quant.rotated import RotatedTensor, dequantize_rotated
 from inference.weights.store import StoreReader
 
 
 class Embedding:
     def __init__(self, reader: StoreReader) -> None:
         stored = reader.tensor("embedding")
+        if isinstance(stored, RotatedTensor):
+            stored = dequantize_rotated(stored)
         self._table: torch.Tensor | None = None
         if isinstance(stored, GroupwiseTensor):
             self._group = stored.group_size

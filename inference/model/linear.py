@@ -10,6 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from inference.errors import QuantizationError
 from inference.kernels.base import Compute, Linear, Rows
+from inference.quant.rotated import RotatedTensor, dequantize_rotated, tensor_levels
 from inference.quant.rotation import rotate_weight
 
 
@@ -74,11 +75,20 @@ def channel_levels(name: str, weight: torch.Tensor) -> tuple[torch.Tensor, torch
     return (weight / scales[:, None]).round_().to(torch.int8), scales
 
 
-def make_linear(name: str, weight: torch.Tensor, compute: Compute) -> Linear:
-    """The linear layer of float32 [N, K] for that arithmetic, by PyTorch and oneDNN."""
+def make_linear(name: str, weight: torch.Tensor | RotatedTensor, compute: Compute) -> Linear:
+    """The linear layer of [N, K], float32 or 4-bit, for that arithmetic, by PyTorch and oneDNN."""
+    if isinstance(weight, RotatedTensor):
+        if compute == "int8":
+            return Int8Linear(torch.from_numpy(tensor_levels(weight)), torch.from_numpy(weight.scales.copy()))
+        weight = torch.from_numpy(dequantize_rotated(weight))
     if compute == "int8":
         return Int8Linear.of(name, weight)
     return FloatLinear(weight.to(torch.bfloat16) if compute == "bf16" else weight)
+
+
+def linear_nbytes(outputs: int, inputs: int, compute: Compute) -> int:
+    """What `nbytes` of such a layer will be."""
+    return outputs * inputs * {"fp32": 4, "bf16": 2, "int8": 1}[compute]
 
 
 def bound_linear(form: str, arrays: Mapping[str, torch.Tensor]) -> Linear:

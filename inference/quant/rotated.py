@@ -1,18 +1,21 @@
 """Group-wise 4-bit weights in the form that the products compute with: rotated, and whole numbers but for one scale.
 
-A row of K weights is rotated in blocks of 64 (`quant.rotation`), as the int8 products want it, and then cut into groups.
-A rotated weight is scale * level, with one float32 scale a row and int8 levels that 4 bits choose:
+A row of K weights is rotated in blocks of 64 (`quant.rotation`), as the int8 products want it, and then cut into
+groups. A rotated weight is scale * level, with one float32 scale a row and int8 levels that 4 bits choose:
 
     level = (q * step >> 4) + offset,  q in 0..15, step in 0..255 and offset in -128..127 of its group
 
-So the kernels expand 4 bits to the levels that int8 products take by a few whole-number operations, wherever the weights
-lie, and the same bits come out. After the rotation a row's weights are much alike in size, which is why one scale and
-a byte for each group's step lose next to nothing. A group of 32 costs 4.5 bits a weight. Scales within scales are those
-of K-quants (llama.cpp); rotating before rounding is QuaRot's (arXiv 2404.00456).
+So the kernels expand 4 bits to the levels that int8 products take by a few whole-number operations, wherever the
+weights lie, and the same bits come out. After the rotation a row's weights are much alike in size, which is why one
+scale, and a byte for each group's step, lose next to nothing. A group of 32 costs 4.5 bits a weight. Scales within
+scales are those of K-quants (llama.cpp); rotating before rounding is QuaRot's (arXiv 2404.00456).
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,10 +72,13 @@ def quantize_rotated(name: str, weights: Array, group_size: int = 32) -> Rotated
         raise QuantizationError(
             name, f"shape {weights.shape}: want a multiple of {BLOCK} columns, in groups of 32, 64 or 128"
         )
-    parts = [
-        _quantize_rows(name, start, np.ascontiguousarray(weights[start : start + _ROWS_AT_ONCE], np.float32), group_size)
-        for start in range(0, rows, _ROWS_AT_ONCE)
-    ]
+
+    def part(start: int) -> tuple[Array, Array, Array, Array]:
+        own = np.ascontiguousarray(weights[start : start + _ROWS_AT_ONCE], np.float32)
+        return _quantize_rows(name, start, own, group_size)
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # NumPy lets go of the interpreter
+        parts = list(threads.map(part, range(0, rows, _ROWS_AT_ONCE)))
     values, steps, offsets, scales = (np.concatenate(of_rows) for of_rows in zip(*parts, strict=True))
     return RotatedTensor(group_size, values, steps, offsets, scales)
 
@@ -82,26 +88,8 @@ def _quantize_rows(name: str, first_row: int, weights: Array, group_size: int) -
     rows, columns = rotated.shape
     scales = row_scales(rotated)
     groups = (rotated / scales[:, None]).reshape(rows, -1, group_size)
-    low, high = groups.min(axis=2), groups.max(axis=2)
-    best: tuple[Array, Array, Array] | None = None
-    for share in _SHARES:
-        middle, half = (low + high) / 2, (high - low) / 2 * np.float32(share)
-        steps, offsets = group_factors(middle - half, middle + half)
-        chosen = nearest(groups, steps, offsets)
-        errors = np.square(levels_of(chosen, steps[:, :, None], offsets[:, :, None]) - groups).sum(axis=2)
-        if best is None:
-            best, least = (chosen, steps, offsets), errors
-            continue
-        better = errors < least
-        least = np.where(better, errors, least)
-        best = (
-            np.where(better[:, :, None], chosen, best[0]),
-            np.where(better, steps, best[1]),
-            np.where(better, offsets, best[2]),
-        )
-    assert best is not None
-    chosen, steps, offsets = best
-    return pack_int4(chosen.reshape(rows, columns)), steps, offsets, scales
+    steps, offsets = best_factors(groups)
+    return pack_int4(nearest(groups, steps, offsets).reshape(rows, columns)), steps, offsets, scales
 
 
 def rotate(name: str, first_row: int, weights: Array) -> Array:
@@ -110,7 +98,7 @@ def rotate(name: str, first_row: int, weights: Array) -> Array:
     QuantizationError names the row (counted from `first_row`) that is not finite, or whose sums are not.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        rotated = _transform(weights) / np.float32(BLOCK)
+        rotated = transform(weights) / np.float32(BLOCK)
     if not np.isfinite(rotated).all():
         row = int(np.argwhere(~np.isfinite(rotated))[0][0])
         columns = np.flatnonzero(~np.isfinite(weights[row]))
@@ -129,11 +117,35 @@ def row_scales(rotated: Array) -> Array:
     return scales
 
 
+def best_factors(groups: Array, importance: Array | float = 1.0) -> tuple[Array, Array]:
+    """Steps and offsets [N, G] of the range with the least error sum(importance * (level - weight) ** 2).
+
+    groups: weights as levels not yet whole, float32 [N, G, group_size]. importance: of a column, [G, group_size].
+    """
+    low, high = groups.min(axis=2), groups.max(axis=2)
+    best: tuple[Array, Array] | None = None
+    for share in _SHARES:
+        middle, half = (low + high) / 2, (high - low) / 2 * np.float32(share)
+        steps, offsets = group_factors(middle - half, middle + half)
+        levels = levels_of(nearest(groups, steps, offsets), steps[:, :, None], offsets[:, :, None])
+        errors = (importance * np.square(levels - groups)).sum(axis=2)
+        if best is None:
+            best, least = (steps, offsets), errors
+            continue
+        better = errors < least
+        least = np.where(better, errors, least)
+        best = np.where(better, steps, best[0]), np.where(better, offsets, best[1])
+    assert best is not None
+    return best
+
+
 def group_factors(low: Array, high: Array) -> tuple[Array, Array]:
     """Steps and offsets of groups whose levels, not yet whole, lie between `low` and `high`."""
     steps = np.clip(np.rint((high - low) * np.float32(16 / 15)), 0, 255)
     # Half a level, because the shift rounds down; a constant group has no shift.
-    offsets = np.clip(np.rint(low + np.where(steps > 0, np.float32(0.47), np.float32(0.0))), -128, 127 - (steps * 15 // 16))
+    offsets = np.clip(
+        np.rint(low + np.where(steps > 0, np.float32(0.47), np.float32(0.0))), -128, 127 - (steps * 15 // 16)
+    )
     return steps.astype(np.uint8), offsets.astype(np.int8)
 
 
@@ -152,6 +164,17 @@ def levels_of(q: Array, steps: Array, offsets: Array) -> Array:
     return levels
 
 
+def stacked(tensors: Sequence[RotatedTensor], factor: float = 1.0) -> RotatedTensor | None:
+    """The matrices one under the other, their weights times the factor; None where their groups differ."""
+    first = tensors[0]
+    if any(one.group_size != first.group_size or one.shape[1] != first.shape[1] for one in tensors):
+        return None
+    values, steps, offsets, scales = (
+        np.concatenate([getattr(one, part) for one in tensors]) for part in ("values", "steps", "offsets", "scales")
+    )
+    return RotatedTensor(first.group_size, values, steps, offsets, scales * np.float32(factor))
+
+
 def tensor_levels(tensor: RotatedTensor) -> Array:
     """int8 [N, K]: what the products compute with."""
     rows, columns = tensor.shape
@@ -161,10 +184,10 @@ def tensor_levels(tensor: RotatedTensor) -> Array:
 
 def dequantize_rotated(tensor: RotatedTensor) -> Array:
     """float32 [N, K], no longer rotated."""
-    return _transform(tensor_levels(tensor).astype(np.float32) * tensor.scales[:, None])
+    return transform(tensor_levels(tensor).astype(np.float32) * tensor.scales[:, None])
 
 
-def _transform(x: Array) -> Array:
+def transform(x: Array) -> Array:
     """float32 [N, K] -> the Walsh-Hadamard transform of each block, as `rotation.rotate_blocks`, in NumPy."""
     rows, width = x.shape
     step = 1

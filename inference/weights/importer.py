@@ -17,6 +17,8 @@ import numpy as np
 from inference.errors import CalibrationError, StoreError
 from inference.quant import groupwise
 from inference.quant.groupwise import Array, GroupwiseTensor, check_finite, dequantize, fitting_group
+from inference.quant.rotated import RotatedTensor, dequantize_rotated, quantize_rotated
+from inference.quant.rotated import fits as rotated_fits
 from inference.weights.manifest import StoreManifest
 from inference.weights.sources import ModelSource, Weights, open_source
 from inference.weights.store import StoreWriter, bfloat16_to_float32, float32_to_bfloat16, write_manifest, writing_store
@@ -46,10 +48,11 @@ def import_model(
 
     `keep` takes the source's precision as it is; `int4` and `int8` quantize what is wider (embedding and head at 8 bits
     at least), taking over without a second loss what is quantized so already; `bf16` widens or narrows to bfloat16.
-    Norms, biases and routers stay float32. A matrix whose rows do not divide into groups of that size gets the next
-    smaller one that fits. `calibrate`: a text file by which `int4` or `int8` rounding is chosen to change the layers'
-    outputs least (`quant.gptq`); it needs torch, memory for the model in float32, and room on disk for a copy of the
-    source meanwhile. `progress` is called with (weights done, weights in all).
+    4 bits are chosen for the rotated weights (`quant.rotated`) where a row divides into blocks of 64, else for the
+    weights as they are (`quant.groupwise`). Norms, biases and routers stay float32. A matrix whose rows do not divide
+    into groups of that size gets the next smaller one that fits. `calibrate`: a text file by which `int4` or `int8`
+    rounding is chosen to change the layers' outputs least (`quant.gptq`); it needs torch, memory for the model in
+    float32, and room on disk for a copy of the source meanwhile. `progress` is called with (weights done, in all).
 
     Raises ModelFormatError (source), QuantizationError (NaN, infinity), StoreError (store exists, disk full). The store
     appears whole or not at all. CalibrationError where the text cannot be read, or does not serve.
@@ -116,7 +119,7 @@ def _write_tensors(
 def _converted(
     name: str, weights: Weights, mode: Quantize, group_size: int, calibration: Calibration | None
 ) -> Weights:
-    if not isinstance(weights, GroupwiseTensor) and weights.ndim != 2:
+    if not isinstance(weights, GroupwiseTensor | RotatedTensor) and weights.ndim != 2:
         return _float32(weights) if weights.ndim == 1 else weights
     # A router's pick of experts is all or nothing, and its matrix is tiny.
     if name.endswith(".router"):
@@ -126,19 +129,26 @@ def _converted(
     if mode == "keep":
         return weights
     if mode == "bf16":
-        is_bf16 = not isinstance(weights, GroupwiseTensor) and weights.dtype == np.uint16
+        is_bf16 = not isinstance(weights, GroupwiseTensor | RotatedTensor) and weights.dtype == np.uint16
         return weights if is_bf16 else float32_to_bfloat16(_float32(weights))
     scheme: Literal["int4", "int8"] = "int8" if mode == "int8" or _is_vocabulary(name) else "int4"
+    if isinstance(weights, RotatedTensor):
+        return weights
     if isinstance(weights, GroupwiseTensor) and (weights.scheme == scheme or weights.scheme == "int4"):
         return weights
     group = fitting_group(weights.shape[1], group_size)
     if weights.shape[1] % group:
         return weights  # rows that divide into no groups stay as they are
+    rotated = scheme == "int4" and rotated_fits(weights.shape[1], group)
     moments = None if calibration is None else calibration.moments(name)
     if moments is None:
+        if rotated:
+            return quantize_rotated(name, _float32(weights), group)
         return groupwise.quantize(name, _float32(weights), scheme, group)
-    from inference.quant.gptq import quantize_by_moments
+    from inference.quant.gptq import quantize_by_moments, quantize_rotated_by_moments
 
+    if rotated:
+        return quantize_rotated_by_moments(name, _float32(weights), moments, group)
     return quantize_by_moments(name, _float32(weights), moments, scheme, group)
 
 
@@ -149,6 +159,8 @@ def _is_vocabulary(name: str) -> bool:
 def _float32(weights: Weights) -> Array:
     if isinstance(weights, GroupwiseTensor):
         return dequantize(weights)
+    if isinstance(weights, RotatedTensor):
+        return dequantize_rotated(weights)
     if weights.dtype == np.uint16:
         return bfloat16_to_float32(weights)
     return weights.astype(np.float32)

@@ -13,9 +13,9 @@ from inference.errors import StoreError
 from inference.model.config import DecoderConfig
 
 FORMAT = "penstock-store"
-# Version 2 leaves the source's names out of the digest; version 1, which had them in, is still read.
-FORMAT_VERSION = 2
-_READABLE_VERSIONS = (1, 2)
+# Version 2 leaves the source's names out of the digest, version 3 may hold rotated 4-bit tensors; all are read.
+FORMAT_VERSION = 3
+_READABLE_VERSIONS = (1, 2, 3)
 # What the source happened to be called where it was imported says nothing about the weights.
 _NAMES = ("source_name", "model_name")
 MANIFEST_NAME = "manifest.json"
@@ -32,7 +32,7 @@ class StoreFile:
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """A run of bytes of a tensor: `role` values, scales or minima; `dtype` in NumPy's words, or bfloat16."""
+    """A run of bytes of a tensor. `role`: values, scales, minima, steps or offsets. `dtype`: NumPy's, or bfloat16."""
 
     role: str
     dtype: str
@@ -43,7 +43,10 @@ class TensorPart:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of the store. `encoding`: int4, int8, bfloat16, float16 or float32. `group_size` 0: not grouped."""
+    """A tensor of the store. `group_size` 0: not grouped.
+
+    `encoding`: int4, int4-rotated, int8, bfloat16, float16 or float32.
+    """
 
     name: str
     file: str
@@ -112,7 +115,7 @@ class StoreManifest:
         if kind != FORMAT:
             raise ValueError(f"is no weight store: format is {kind!r}, {FORMAT!r} expected")
         if version not in _READABLE_VERSIONS:
-            readable = " and ".join(map(str, _READABLE_VERSIONS))
+            readable = ", ".join(map(str, _READABLE_VERSIONS))
             raise ValueError(f"is of format version {version!r}; this program reads versions {readable}")
         values["config"] = DecoderConfig.from_dict(values["config"])
         values["files"] = tuple(StoreFile(**entry) for entry in values["files"])

@@ -16,6 +16,8 @@ import numpy as np
 
 from inference.errors import StoreError
 from inference.quant.groupwise import Array, GroupwiseTensor, dequantize
+from inference.quant.rotated import ENCODING as ROTATED
+from inference.quant.rotated import RotatedTensor, dequantize_rotated
 from inference.weights.manifest import MANIFEST_NAME, StoredTensor, StoreFile, StoreManifest, TensorPart
 
 PAGE_BYTES = 4096
@@ -95,14 +97,19 @@ class StoreWriter:
         finally:
             writer.abandon()
 
-    def add(self, writer: _FileWriter, name: str, tensor: Array | GroupwiseTensor) -> None:
-        """Write a tensor: group-wise, or plain (float32, float16, or uint16 holding bfloat16 bits)."""
+    def add(self, writer: _FileWriter, name: str, tensor: Array | GroupwiseTensor | RotatedTensor) -> None:
+        """Write a tensor: quantized, or plain (float32, float16, or uint16 holding bfloat16 bits)."""
         if isinstance(tensor, GroupwiseTensor):
             pieces = [("values", tensor.values), ("scales", tensor.scales)]
             if tensor.minima is not None:
                 pieces.append(("minima", tensor.minima))
             parts = tuple(writer.part(role, str(array.dtype), array) for role, array in pieces)
             shape, encoding, group_size = tensor.shape, str(tensor.scheme), tensor.group_size
+        elif isinstance(tensor, RotatedTensor):
+            roles = ("values", "steps", "offsets", "scales")
+            pieces = [(role, getattr(tensor, role)) for role in roles]
+            parts = tuple(writer.part(role, str(array.dtype), array) for role, array in pieces)
+            shape, encoding, group_size = tensor.shape, ROTATED, tensor.group_size
         else:
             encoding = "bfloat16" if tensor.dtype == np.uint16 else str(tensor.dtype)
             parts = (writer.part("values", encoding, tensor),)
@@ -204,7 +211,7 @@ class StoreReader:
             raise StoreError(path, f"has {len(data)} bytes; the manifest says {self._sizes.get(file)}")
         return data
 
-    def tensor(self, name: str) -> Array | GroupwiseTensor:
+    def tensor(self, name: str) -> Array | GroupwiseTensor | RotatedTensor:
         """The tensor as stored; bfloat16 comes as uint16 bits."""
         entry = self._by_name.get(name)
         if entry is None:
@@ -215,6 +222,8 @@ class StoreReader:
             dtype: Any = np.uint16 if part.dtype == "bfloat16" else np.dtype(part.dtype)
             run = data[part.offset : part.offset + part.bytes]
             arrays[part.role] = np.frombuffer(run, dtype=dtype).reshape(part.shape)
+        if entry.encoding == ROTATED:
+            return RotatedTensor(entry.group_size, **arrays)
         if entry.encoding not in ("int4", "int8"):
             return arrays["values"]
         scheme: Any = entry.encoding
@@ -225,6 +234,8 @@ class StoreReader:
         tensor = self.tensor(name)
         if isinstance(tensor, GroupwiseTensor):
             return dequantize(tensor)
+        if isinstance(tensor, RotatedTensor):
+            return dequantize_rotated(tensor)
         if tensor.dtype == np.uint16:
             return bfloat16_to_float32(tensor)
         return tensor.astype(np.float32)

@@ -219,7 +219,7 @@ def test_a_store_of_the_first_format_is_still_read_and_checked(tiny_folder: Path
     (store / "manifest.json").write_text(json.dumps(values), "utf-8")
     with pytest.raises(StoreError, match="digest"):
         StoreManifest.load(store)
-    values["format_version"] = 3
+    values["format_version"] = 4
     (store / "manifest.json").write_text(json.dumps(values), "utf-8")
-    with pytest.raises(StoreError, match="versions 1 and 2"):
+    with pytest.raises(StoreError, match="versions 1, 2, 3"):
         StoreManifest.load(store)

@@ -11,11 +11,12 @@ import torch
 from inference.kernels.base import CacheKind, Compute, LayerCache, Linear, Rows
 from inference.kernels.native.build import KernelsUnavailable, compiled_library
 from inference.kernels.native.families import SIGNATURES, FamilyKernels
-from inference.kernels.native.linear import PackedLinear, padded
+from inference.kernels.native.linear import NibbleLinear, PackedLinear, packed_nbytes, padded
 from inference.model.batch import StepBatch
 from inference.model.config import NO_ROTATION, DecoderConfig
-from inference.model.linear import bound_linear, make_linear
+from inference.model.linear import bound_linear, linear_nbytes, make_linear
 from inference.model.rotary import rotary_tables
+from inference.quant.rotated import RotatedTensor
 
 __all__ = ["KernelsUnavailable", "NativeKernels", "compiled_library"]
 
@@ -40,14 +41,23 @@ class NativeKernels:
         self._tables = rotary_tables(config)
         self._families = FamilyKernels(self._library, config, self._kind)
 
-    def linear(self, name: str, weight: torch.Tensor) -> Linear:
-        if self._kind == _UINT8:
-            return PackedLinear.of(self._library, name, weight)
-        return make_linear(name, weight, self._compute)
+    def linear(self, name: str, weight: torch.Tensor | RotatedTensor) -> Linear:
+        if self._kind != _UINT8:
+            return make_linear(name, weight, self._compute)
+        if isinstance(weight, RotatedTensor):
+            return NibbleLinear.of(self._library, name, weight)
+        return PackedLinear.of(self._library, name, weight)
+
+    def linear_nbytes(self, outputs: int, inputs: int, *, rotated_group: int = 0) -> int:
+        if self._kind != _UINT8:
+            return linear_nbytes(outputs, inputs, self._compute)
+        return packed_nbytes(outputs, inputs, rotated_group)
 
     def bound(self, form: str, arrays: Mapping[str, torch.Tensor]) -> Linear:
         if form == PackedLinear.form and self._kind == _UINT8:
             return PackedLinear(self._library, **arrays)
+        if form == NibbleLinear.form and self._kind == _UINT8:
+            return NibbleLinear(self._library, **arrays)
         return bound_linear(form, arrays)
 
     def _out(self, rows: int, width: int) -> Rows:
@@ -240,8 +250,9 @@ def _bound(path: Path) -> ctypes.CDLL:
         "penstock_rotate_store": [p, p, p, p, p, p, n, i, i, p, p, f, i, i, f, p, p, i, i],
         "penstock_attend": [p, p, p, i, p, p, n, n, i, i, f, n, i, p, p, p, i],
         "penstock_pack": [p, n, n, p, p],
-        "penstock_matmul": [p, n, n, p, p, p, n, n, p, i],
-        "penstock_matmul_best": [p, n, n, p, p, p, n, n, p, p, i],
+        "penstock_pack_nibbles": [p, p, p, n, n, n, p, p, p],
+        "penstock_matmul": [p, n, n, p, p, p, n, p, p, n, n, p, i],
+        "penstock_matmul_best": [p, n, n, p, p, p, n, p, p, n, n, p, p, i],
     }
     for name, arguments in (signatures | SIGNATURES).items():
         function = getattr(library, name)

@@ -148,10 +148,10 @@ class GGUFSource:
         weights = self._rows(self.file.tensor(f"{block}{_NAMES[bare]}.{kind}", shape), 0, shape)
         if bare in ("q", "k") and self._architecture.paired:
             heads = self.config.heads if bare == "q" else self.config.kv_heads
-            weights = _take_rows(weights, _half_rotation_rows(heads, self.config.head_dim))
+            return _take_rows(weights, _half_rotation_rows(heads, self.config.head_dim))
         return weights
 
-    def _fused(self, block: str, part: str, shape: tuple[int, ...]) -> Weights | None:
+    def _fused(self, block: str, part: str, shape: tuple[int, ...]) -> Array | GroupwiseTensor | None:
         """Rows of q, k and v in one tensor, or of gate and up in one, where the file has them so (Phi-3)."""
         config, tensors = self.config, self.file.tensors
         starts = {"q": 0, "k": config.query_size, "v": config.query_size + config.kv_size}
@@ -164,7 +164,7 @@ class GGUFSource:
             return self._rows(self.file.tensor(f"{block}ffn_up.weight", whole), start, shape)
         return None
 
-    def _rows(self, tensor: GGUFTensor, start: int, shape: tuple[int, ...]) -> Weights:
+    def _rows(self, tensor: GGUFTensor, start: int, shape: tuple[int, ...]) -> Array | GroupwiseTensor:
         """The tensor, or that many of its rows from `start` on, in the shape wanted."""
         total = math.prod(tensor.shape[:-1]) if len(shape) > 1 else 1
         count = shape[0] if len(shape) > 1 else 1
@@ -192,7 +192,7 @@ def _half_rotation_rows(heads: int, head_dim: int) -> Array:
     return rows.transpose(0, 2, 1).reshape(-1)
 
 
-def _take_rows(weights: Weights, rows: Array) -> Weights:
+def _take_rows(weights: Array | GroupwiseTensor, rows: Array) -> Weights:
     if isinstance(weights, GroupwiseTensor):
         minima = None if weights.minima is None else weights.minima[rows]
         return GroupwiseTensor(weights.scheme, weights.group_size, weights.values[rows], weights.scales[rows], minima)

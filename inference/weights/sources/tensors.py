@@ -14,8 +14,9 @@ from typing import Any, Protocol
 from inference.errors import ModelFormatError
 from inference.model.config import DecoderConfig
 from inference.quant.groupwise import Array, GroupwiseTensor
+from inference.quant.rotated import RotatedTensor
 
-Weights = Array | GroupwiseTensor
+Weights = Array | GroupwiseTensor | RotatedTensor
 Entry = tuple[str, str, tuple[int, ...]]
 
 
