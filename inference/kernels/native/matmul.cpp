@@ -18,6 +18,9 @@ namespace {
 
 constexpr int64_t TILE_BYTES = 1024;
 
+// Weights up to this size stay in each thread's own cache.
+constexpr int64_t OWN_CACHE_BYTES = 2 * 1024 * 1024;
+
 // A thread's own memory, which grows and is kept; zeroed when it grows.
 struct Buffer {
     uint8_t* data = nullptr;
@@ -55,6 +58,8 @@ struct Product {
     int64_t group = 0;
     int64_t from = 0;
 
+    int64_t panel_count() const { return (outputs + LANES - 1) / LANES; }
+    bool is_large() const { return !nibbles && panel_count() * k_tiles * TILE_BYTES > OWN_CACHE_BYTES; }
     const int8_t* panel(int64_t index) const { return panels + (index - from) * k_tiles * TILE_BYTES; }
     NibblePanel nibble_panel(int64_t index) const {
         return {nibbles + index * k_tiles * NIBBLE_TILE_BYTES, factors + index * (k_tiles * 64 / group) * FACTOR_BYTES, group};
@@ -175,6 +180,13 @@ bool allowed_tiles() {
     return allowed;
 }
 
+// The processor's own prefetching stops at the end of each 4 KiB.
+constexpr int64_t AHEAD_BYTES = 4096;
+
+inline void ask_for(const int8_t* tile) {
+    for (int64_t line = 0; line < TILE_BYTES; line += 64) _mm_prefetch((const char*)tile + line, _MM_HINT_T0);
+}
+
 // A_TILES tiles of 16 rows by B_TILES panels. `rows` may be a copy of the product's rows from `row` on; `count` of them
 // are wanted.
 template <int A_TILES, int B_TILES>
@@ -186,6 +198,10 @@ void by_tiles(const Product& product, const uint8_t* rows, int64_t row, int64_t 
     if constexpr (A_TILES > 1) _tile_zero(2);
     if constexpr (A_TILES > 1 && B_TILES > 1) _tile_zero(3);
     for (int64_t tile = 0; tile < product.k_tiles; tile++) {
+        if (row == 0 && product.is_large()) {  // the first to need them
+            ask_for(weights + tile * TILE_BYTES + AHEAD_BYTES);
+            if constexpr (B_TILES > 1) ask_for(weights + apart + tile * TILE_BYTES + AHEAD_BYTES);
+        }
         _tile_loadd(6, weights + tile * TILE_BYTES, 64);
         _tile_loadd(4, rows + tile * 64, stride);
         _tile_dpbusd(0, 4, 6);
@@ -343,16 +359,12 @@ Product some_rows(Product product, int64_t first, int64_t last) {
 // With this many rows a thread, its time goes into arithmetic.
 constexpr int64_t ROWS_A_THREAD = 64;
 
-// Weights up to this size stay in each thread's own cache.
-constexpr int64_t OWN_CACHE_BYTES = 2 * 1024 * 1024;
-
 // Threads share the weights, so that each is read from memory, or expanded, once. Where there are many rows and weights
 // small enough, they share the rows as the other kernels do: what a thread has made, it reads again itself, out of its
 // own cache.
 void multiply_by_threads(const Product& product, int threads) {
-    const int64_t panels = (product.outputs + LANES - 1) / LANES;
-    const bool by_rows = product.count >= ROWS_A_THREAD * threads && !product.nibbles &&
-                         panels * product.k_tiles * TILE_BYTES <= OWN_CACHE_BYTES;
+    const int64_t panels = product.panel_count();
+    const bool by_rows = product.count >= ROWS_A_THREAD * threads && !product.nibbles && !product.is_large();
     const int64_t whole = by_rows ? product.count : panels, share = (whole + threads - 1) / threads;
     const bool worth = product.count * panels * product.k_tiles * TILE_BYTES > 32 * WORTH_THREADS;
 #pragma omp parallel for num_threads(threads) schedule(static, 1) if (worth)
