@@ -188,6 +188,7 @@ class Kernels(Protocol):
     """
 
     name: str
+    compute: Compute
     rows_at_once: int | None
     """Rows whose activations stay in the caches on the way through a gated network, where a row's bits do not depend on
     how many go together; None: all of them."""

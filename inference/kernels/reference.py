@@ -31,24 +31,24 @@ class ReferenceKernels:
 
     def __init__(self, config: DecoderConfig, compute: Compute) -> None:
         self._config = config
-        self._compute = compute
+        self.compute = compute
         self.rows_at_once: int | None = None
         self.cache_kinds: tuple[CacheKind, ...] = ("fp32", "bf16") if compute == "fp32" else ("bf16", "fp32")
         self._tables = rotary_tables(config)
 
     def linear(self, name: str, weight: torch.Tensor | RotatedTensor) -> Linear:
-        return make_linear(name, weight, self._compute)
+        return make_linear(name, weight, self.compute)
 
     def linear_nbytes(self, outputs: int, inputs: int, *, rotated_group: int = 0) -> int:
-        return linear_nbytes(outputs, inputs, self._compute)
+        return linear_nbytes(outputs, inputs, self.compute)
 
     def bound(self, form: str, arrays: Mapping[str, torch.Tensor]) -> Linear:
         return bound_linear(form, arrays)
 
     def _rows(self, x: torch.Tensor) -> Rows:
-        if self._compute == "int8":
+        if self.compute == "int8":
             return quantize_rows(x)
-        return Rows(x.to(torch.bfloat16) if self._compute == "bf16" else x, None)
+        return Rows(x.to(torch.bfloat16) if self.compute == "bf16" else x, None)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> Rows:
         return self._rows(x if weight is None else self.norm_exact(x, weight))

@@ -76,7 +76,7 @@ class DirectFile:
             self.direct = False
             self._handle = os.open(self.path, self._flags | flags, 0o600)
         except OSError as error:
-            raise self._trouble("cannot be opened", error) from None
+            raise self._trouble("cannot be opened", error) from error
 
     def __enter__(self) -> DirectFile:
         return self
@@ -95,7 +95,12 @@ class DirectFile:
         try:
             return os.fstat(self._handle).st_size
         except OSError as error:
-            raise self._trouble("cannot be read", error) from None
+            raise self._trouble("cannot be read", error) from error
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether no folder names the file any more."""
+        return os.fstat(self._handle).st_nlink == 0
 
     def read(self, view: memoryview, offset: int) -> None:
         """Fill the view from that byte on. StoreError where the file ends before, or the disk fails."""
@@ -116,7 +121,7 @@ class DirectFile:
                     self._give_up_direct()
                     continue
                 place = f"at byte {offset + at}"
-                raise self._trouble(f"cannot be {'written' if writing else 'read'} {place}", error) from None
+                raise self._trouble(f"cannot be {'written' if writing else 'read'} {place}", error) from error
             if moved <= 0:
                 raise StoreError(self.path, f"ends at byte {offset + at}; {offset + len(view)} bytes are needed")
             at += moved
@@ -134,14 +139,14 @@ class DirectFile:
         try:
             os.posix_fallocate(self._handle, 0, nbytes)
         except OSError as error:
-            raise self._trouble(f"cannot be given {nbytes} bytes", error) from None
+            raise self._trouble(f"cannot be given {nbytes} bytes", error) from error
 
     def sync(self) -> None:
         """Return when all that was written is on the disk. Raises StoreError."""
         try:
             os.fsync(self._handle)
         except OSError as error:
-            raise self._trouble("cannot be written", error) from None
+            raise self._trouble("cannot be written", error) from error
 
     def _trouble(self, what: str, error: OSError) -> StoreError:
         free = ""

@@ -39,9 +39,12 @@ class Placement:
         """Everything in memory."""
         return cls(pinned=frozenset(range(layers)))
 
-    def streams(self, layers: int) -> bool:
-        """Whether any matrix of a model of that many layers is streamed. ValueError where there is no ring for it."""
-        streamed = not self.head_pinned or not self.pinned.issuperset(range(layers))
+    def streams(self, layers: int, *, head: bool = True) -> bool:
+        """Whether any matrix is streamed of a model of that many layers and, maybe, a head.
+
+        ValueError where there is no ring for it.
+        """
+        streamed = (head and not self.head_pinned) or not self.pinned.issuperset(range(layers))
         if streamed and not self.ring:
             raise ValueError(f"ring: layers are streamed, so there must be {LEAST_RING} buffers at least")
         return streamed

@@ -2,193 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 from inference.errors import StoreError
-from inference.kernels.base import (
-    Kernels,
-    KeyValueCache,
-    Likeliest,
-    Linear,
-    Part,
-    PickingLinear,
-    Rows,
-    StepPages,
-    joined,
-)
+from inference.kernels.base import Kernels, KeyValueCache, Likeliest, Part, PickingLinear, Rows, StepPages, joined
+from inference.memory.placement import Placement
+from inference.memory.ring import StreamStats
 from inference.model.batch import StepBatch
-from inference.model.config import DecoderConfig, LayerShape
-from inference.model.embedding import Embedding
-from inference.model.feed_forward import Affine, ExpertMixture, FeedForward, GatedNetwork, Wrap
-from inference.quant.rotated import RotatedTensor, stacked
+from inference.model.config import DecoderConfig
+from inference.model.embedding import NAME as EMBEDDING
+from inference.model.embedding import Embedding, StreamedEmbedding, TokenEmbedding
+from inference.model.feed_forward import Wrap
+from inference.model.layers import DecoderLayer, LayerReader
+from inference.model.residency import StreamedWeights, Weights, WeightsInMemory, layer_image
 from inference.weights.store import StoreReader
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """Weights of one layer; q, k and v are one matrix. Norms that the family has not got are None."""
-
-    shape: LayerShape
-    attention_norm: torch.Tensor | None  # [H]
-    qkv: Affine  # H -> (heads + 2 kv_heads) * D
-    q_norm: torch.Tensor | None  # [D] or [heads * D]
-    k_norm: torch.Tensor | None  # [D] or [kv_heads * D]
-    o: Affine  # heads * D -> H
-    attention_post_norm: torch.Tensor | None  # [H]
-    mlp_norm: torch.Tensor | None  # [H]
-    feed_forward: FeedForward  # H -> H
-    mlp_post_norm: torch.Tensor | None  # [H]
-
-    @property
-    def nbytes(self) -> int:
-        return self.qkv.nbytes + self.o.nbytes + self.feed_forward.nbytes
-
-    def wrapped(self, prefix: str, wrap: Wrap) -> DecoderLayer:
-        """The same layer with `wrap(name, product)` in each product's place; its name is its first matrix's."""
-        return replace(
-            self,
-            qkv=self.qkv.wrapped(prefix + "q", wrap),
-            o=self.o.wrapped(prefix + "o", wrap),
-            feed_forward=self.feed_forward.wrapped(prefix, wrap),
-        )
-
-    def linears(self) -> dict[str, Linear]:
-        """The layer's products, by names of their own. All else that it has is small."""
-        return {"qkv": self.qkv.linear, "o": self.o.linear, **self.feed_forward.linears()}
-
-    def with_linears(self, linears: Mapping[str, Linear]) -> DecoderLayer:
-        """The same layer with other products of those names."""
-        return replace(
-            self,
-            qkv=self.qkv.over(linears["qkv"]),
-            o=self.o.over(linears["o"]),
-            feed_forward=self.feed_forward.with_linears(linears),
-        )
-
-
-class _LayerReader:
-    """Makes layers of a store's tensors."""
-
-    def __init__(self, reader: StoreReader, kernels: Kernels) -> None:
-        self.reader = reader
-        self.config = reader.manifest.config
-        self.kernels = kernels
-
-    def vector(self, name: str) -> torch.Tensor | None:
-        return torch.from_numpy(self.reader.float32(name)) if name in self.reader else None
-
-    def linear(self, *names: str, factor: float = 1.0) -> Linear:
-        stored = [self.reader.tensor(name) for name in names]
-        rotated = [tensor for tensor in stored if isinstance(tensor, RotatedTensor)]
-        if len(rotated) == len(stored) and (whole := stacked(rotated, factor)) is not None:
-            return self.kernels.linear(names[0], whole)
-        parts = [torch.from_numpy(self.reader.float32(name)) for name in names]
-        weight = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return self.kernels.linear(names[0], weight if factor == 1.0 else weight * factor)
-
-    def affine(self, *names: str, factor: float = 1.0) -> Affine:
-        """Matrices stacked by rows, with their biases where the store has these; both multiplied by the factor."""
-        biases = [bias for name in names if (bias := self.vector(name + "_bias")) is not None]
-        return Affine(self.linear(*names, factor=factor), torch.cat(biases) * factor if biases else None)
-
-    def layer(self, index: int) -> DecoderLayer:
-        prefix, shape = f"layers.{index}.", self.config.layer(index)
-        # What multiplies a half's result goes into its last matrix.
-        factor = self.config.residual_scale
-
-        def network(prefix: str) -> GatedNetwork:
-            return GatedNetwork(
-                self.affine(prefix + "gate", prefix + "up"), self.affine(prefix + "down", factor=factor)
-            )
-
-        feed_forward: FeedForward
-        if shape.experts is None:
-            feed_forward = network(prefix)
-        else:
-            router = torch.from_numpy(self.reader.float32(prefix + "router"))
-            experts = tuple(network(f"{prefix}experts.{expert}.") for expert in range(shape.experts.count))
-            feed_forward = ExpertMixture(router, experts, shape.experts)
-        return DecoderLayer(
-            shape=shape,
-            attention_norm=self.vector(prefix + "attention_norm"),
-            qkv=self.affine(prefix + "q", prefix + "k", prefix + "v"),
-            q_norm=self.vector(prefix + "q_norm"),
-            k_norm=self.vector(prefix + "k_norm"),
-            o=self.affine(prefix + "o", factor=factor),
-            attention_post_norm=self.vector(prefix + "attention_post_norm"),
-            mlp_norm=self.vector(prefix + "mlp_norm"),
-            feed_forward=feed_forward,
-            mlp_post_norm=self.vector(prefix + "mlp_post_norm"),
-        )
-
-
 class Decoder:
-    """A model in memory, ready to run steps. The residual stream is float32 whatever the products compute in."""
+    """A model ready to run steps. The residual stream is float32 whatever the products compute in."""
 
     def __init__(
         self,
         config: DecoderConfig,
-        embedding: Embedding,
-        layers: list[DecoderLayer],
+        embedding: TokenEmbedding,
+        weights: Weights,
         final_norm: torch.Tensor,
-        head: Linear | None,
         kernels: Kernels,
     ) -> None:
         self.config = config
         self.kernels = kernels
         self._embedding = embedding
-        self._layers = layers
+        self._weights = weights
         self._final_norm = final_norm
-        self._head = head
 
     @classmethod
-    def load(cls, store: Path, kernels: Kernels) -> Decoder:
-        """Read a store's weights and prepare them for the kernels' arithmetic. Raises StoreError, QuantizationError."""
+    def load(
+        cls, store: Path, kernels: Kernels, placement: Placement | None = None, images: Path | None = None
+    ) -> Decoder:
+        """Read a store's weights and prepare them for the kernels' arithmetic.
+
+        placement: what stays in memory; None: all. What does not is read from the store's layer image, which is made
+        first where there is none; images: the folder of images, by default as `images_folder` says.
+        Raises StoreError, QuantizationError, MemoryError; ValueError for a placement that cannot work.
+        """
         reader = StoreReader(store)
-        config = reader.manifest.config
-        parts = _LayerReader(reader, kernels)
-        layers = [parts.layer(index) for index in range(config.layers)]
-        head = None
-        if config.has_head:
-            head = parts.linear("embedding" if config.tied_embeddings else "head", factor=config.logit_scale)
-        final_norm = torch.from_numpy(reader.float32("final_norm"))
-        return cls(config, Embedding(reader), layers, final_norm, head, kernels)
+        parts = LayerReader(reader, kernels)
+        weights: Weights
+        if placement is None or not placement.streams(parts.config.layers, head=parts.config.has_head):
+            weights = WeightsInMemory.read(parts)
+        else:
+            weights = StreamedWeights(parts, layer_image(parts, images), placement)
+        embedding: TokenEmbedding
+        if placement is None or placement.embedding_pinned:
+            embedding = Embedding(reader.tensor(EMBEDDING))
+        else:
+            embedding = StreamedEmbedding(reader)
+        return cls(parts.config, embedding, weights, torch.from_numpy(reader.float32("final_norm")), kernels)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the weights hold in memory."""
-        return self.layer_nbytes + self.head_nbytes + self._embedding.nbytes
+        """Bytes of memory that the weights hold, and the buffers that they are streamed through."""
+        return self._weights.nbytes + self._embedding.nbytes
 
     @property
     def layer_nbytes(self) -> int:
         """Bytes of all layers' matrices, which every step reads (of a mixture's, those of the experts chosen)."""
-        return sum(layer.nbytes for layer in self._layers)
+        return sum(layer.nbytes for layer in self._weights.layers)
 
     @property
     def head_nbytes(self) -> int:
         """Bytes of the head, which a step reads where logits are wanted."""
-        return 0 if self._head is None else self._head.nbytes
+        return 0 if self._weights.head is None else self._weights.head.nbytes
+
+    @property
+    def nests(self) -> bool:
+        """Whether a step may be computed within another."""
+        return not self._weights.streams
+
+    def stream_stats(self) -> StreamStats | None:
+        """What has been read from disk while computing; None where nothing is."""
+        return self._weights.stream_stats()
+
+    def close(self) -> None:
+        """Read no more from disk. Only for a model whose steps have ended; it is of no use after."""
+        self._weights.close()
 
     def wrap_products(self, wrap: Wrap) -> None:
-        """Put `wrap(name, product)` in the place of each product of the layers, in order: to observe its input."""
-        self._layers = [layer.wrapped(f"layers.{index}.", wrap) for index, layer in enumerate(self._layers)]
+        """Put `wrap(name, product)` in the place of each product of the layers, in order: to observe its input.
+
+        StoreError where layers are streamed.
+        """
+        if self._weights.streams:
+            raise StoreError(self.config.architecture, "has layers on disk, which none can observe; allow more memory")
+        layers = self._weights.layers
+        layers[:] = [layer.wrapped(f"layers.{index}.", wrap) for index, layer in enumerate(layers)]
 
     def forward(self, batch: StepBatch, cache: KeyValueCache, between_layers: Callable[[], None] | None = None) -> Rows:
         """Compute a step: keys and values of its rows go into the cache; returns logits of `batch.logit_rows`.
 
-        between_layers is called before each layer, and may itself run a step of other sequences.
+        between_layers is called before each layer, and may itself run a step of other sequences where `nests`.
         Logits: float32 [L, vocab], to be multiplied by the scales [L] where those are not None. StoreError where the
-        model has no head.
+        model has no head, or a part of it cannot be read.
         """
-        if self._head is None:
+        if self._weights.head is None:
             raise StoreError(self.config.architecture, "has no head: it gives embeddings, and generates no tokens")
-        x = self._run(batch, cache, between_layers)
-        rows = self.kernels.norm(x[batch.logit_rows], self._final_norm)
-        logits = self._head(rows)
+        wanted = len(batch.logit_rows) > 0
+        with self._weights.step(head=wanted):
+            x = self._run(batch, cache, between_layers)
+            if not wanted:
+                return Rows(torch.empty((0, self.config.vocab_size)), None)
+            rows = self.kernels.norm(x[batch.logit_rows], self._final_norm)
+            with self._weights.for_head() as head:
+                logits = head(rows)
         if self.config.logit_softcap:
             return Rows(self.kernels.soft_cap(logits, rows.scales, self.config.logit_softcap), None)
         return Rows(logits, rows.scales)
@@ -196,20 +124,23 @@ class Decoder:
     @property
     def picks(self) -> bool:
         """Whether `likeliest` can be had."""
-        return isinstance(self._head, PickingLinear) and not self.config.logit_softcap
+        return isinstance(self._weights.head, PickingLinear) and not self.config.logit_softcap
 
     def likeliest(
         self, batch: StepBatch, cache: KeyValueCache, between_layers: Callable[[], None] | None = None
     ) -> Likeliest:
         """`forward`, but only the highest logit of each row: the logits themselves are never written to memory."""
-        if not isinstance(self._head, PickingLinear):
-            raise StoreError(self.config.architecture, "has a head that gives all logits or none")
-        x = self._run(batch, cache, between_layers)
-        return self._head.highest(self.kernels.norm(x[batch.logit_rows], self._final_norm))
+        with self._weights.step(head=True):
+            x = self._run(batch, cache, between_layers)
+            with self._weights.for_head() as head:
+                if not isinstance(head, PickingLinear):
+                    raise StoreError(self.config.architecture, "has a head that gives all logits or none")
+                return head.highest(self.kernels.norm(x[batch.logit_rows], self._final_norm))
 
     def states(self, batch: StepBatch, cache: KeyValueCache) -> torch.Tensor:
         """Compute a step; returns the last layer's states of all rows, normed: float32 [M, H]. For embeddings."""
-        return self.kernels.norm_exact(self._run(batch, cache), self._final_norm)
+        with self._weights.step(head=False):
+            return self.kernels.norm_exact(self._run(batch, cache), self._final_norm)
 
     def _run(
         self, batch: StepBatch, cache: KeyValueCache, between_layers: Callable[[], None] | None = None
@@ -221,20 +152,20 @@ class Decoder:
     def _states(
         self, batch: StepBatch, pages: StepPages, between_layers: Callable[[], None] | None = None
     ) -> torch.Tensor:
-        kernels = self.kernels
+        kernels, layers = self.kernels, self._weights.layers
         x = self._embedding(batch.token_ids)  # float32 [M, H]
         if self.config.embedding_scale != 1.0:
             x.mul_(self.config.embedding_scale)
-        rows = kernels.norm(x, self._layers[0].attention_norm)
-        for index, layer in enumerate(self._layers):
+        rows = kernels.norm(x, layers[0].attention_norm)
+        for index, layer in enumerate(self._weights.in_order()):
             if between_layers is not None:
                 between_layers()
             y, scales = layer.qkv(rows)
             y, scales = layer.o(self._attended(layer, y, scales, pages.parts(index)))
             rows = kernels.add_norm(x, y, scales, layer.mlp_norm, post=layer.attention_post_norm)
             y, scales = layer.feed_forward(rows, x, layer.mlp_norm, kernels)
-            if index + 1 < len(self._layers):
-                following = self._layers[index + 1].attention_norm
+            if index + 1 < len(layers):
+                following = layers[index + 1].attention_norm
                 rows = kernels.add_norm(x, y, scales, following, post=layer.mlp_post_norm)
             else:
                 kernels.add(x, y, scales, post=layer.mlp_post_norm)

@@ -27,6 +27,7 @@ from inference.model.batch import StepBatch
 from inference.model.config import DecoderConfig
 from inference.model.decoder import Decoder
 from inference.model.linear import Int8Linear
+from inference.model.residency import WeightsInMemory
 from inference.weights.store import StoreReader
 
 PROBE = (1, 2, 3, 4)
@@ -94,6 +95,7 @@ class ForeignDecoder(Decoder):
         """Tries the model on a few tokens, which tells the shapes of its cache: `shapes`. Raises StoreError."""
         self.config = config
         self.kernels = _TheirKernels(replace(config, max_context=1), compute)
+        self._weights = WeightsInMemory([], None)  # theirs are within the model
         self._model = model
         self._nbytes = nbytes
         parameters = inspect.signature(model.forward).parameters

@@ -37,10 +37,10 @@ class Int8Linear:
     form = "int8"
 
     def __init__(self, levels: torch.Tensor, scales: torch.Tensor) -> None:
-        """levels: int8 [N, K], copied into an order of oneDNN's own; scales: float32 [N]."""
+        """levels: int8 [N, K], copied into an order of oneDNN's own with the first product; scales: float32 [N]."""
+        self._levels: torch.Tensor | None = levels
+        self._packed: torch.Tensor | None = None
         self._scales = scales
-        self._zeros = torch.zeros(levels.shape[0], dtype=torch.int32)
-        self._packed = torch.ops.onednn.qlinear_prepack(levels, None)
         self.nbytes = levels.nbytes
 
     @classmethod
@@ -49,15 +49,22 @@ class Int8Linear:
         return cls(*channel_levels(name, weight))
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        # Its own order would bind a file to one oneDNN.
-        return {"levels": self._packed.to_dense().t().contiguous(), "scales": self._scales}
+        levels = self._levels
+        if levels is None:
+            assert self._packed is not None
+            levels = self._packed.to_dense().t().contiguous()  # its own order would bind a file to one oneDNN
+        return {"levels": levels, "scales": self._scales}
 
     def over(self, arrays: Mapping[str, torch.Tensor]) -> Int8Linear:
         return Int8Linear(arrays["levels"], arrays["scales"])
 
     def __call__(self, rows: Rows) -> torch.Tensor:
+        if self._packed is None:
+            self._packed = torch.ops.onednn.qlinear_prepack(self._levels, None)
+            self._levels = None
+        zeros = torch.zeros(len(self._scales), dtype=torch.int32)
         product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
-            rows.values, 1.0, 0, self._packed, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
+            rows.values, 1.0, 0, self._packed, self._scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
         return product
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -23,6 +24,9 @@ from inference.weights.manifest import MANIFEST_NAME, StoredTensor, StoreFile, S
 PAGE_BYTES = 4096
 PART_ALIGNMENT = 64
 _CHUNK = 8 * 1024 * 1024
+_ALL = slice(None)
+
+Stored = Array | GroupwiseTensor | RotatedTensor
 
 
 def sha256_of(path: Path) -> str:
@@ -177,16 +181,26 @@ def verify_store(store: Path | str) -> StoreManifest:
     folder = Path(store)
     manifest = StoreManifest.load(folder)
     for entry in manifest.files:
-        path = folder / entry.name
-        if not path.is_file():
-            raise StoreError(path, "is missing")
-        size = path.stat().st_size
-        if size != entry.bytes:
-            raise StoreError(path, f"has {size} bytes; the manifest says {entry.bytes}")
-        found = sha256_of(path)
-        if found != entry.sha256:
-            raise StoreError(path, f"has SHA-256 {found}; the manifest says {entry.sha256}")
+        verify_file(folder, entry)
     return manifest
+
+
+def verify_file(folder: Path, entry: StoreFile) -> None:
+    """Read one file of a store and compare size and SHA-256; StoreError where they do not match."""
+    path = folder / entry.name
+    if not path.is_file():
+        raise StoreError(path, "is missing")
+    size = path.stat().st_size
+    if size != entry.bytes:
+        raise StoreError(path, f"has {size} bytes; the manifest says {entry.bytes}")
+    found = sha256_of(path)
+    if found != entry.sha256:
+        raise StoreError(path, f"has SHA-256 {found}; the manifest says {entry.sha256}")
+
+
+def numpy_type(part: TensorPart) -> Any:
+    """The type of a part's elements; bfloat16 comes as uint16 bits."""
+    return np.dtype(np.uint16 if part.dtype == "bfloat16" else part.dtype)
 
 
 class StoreReader:
@@ -211,17 +225,30 @@ class StoreReader:
             raise StoreError(path, f"has {len(data)} bytes; the manifest says {self._sizes.get(file)}")
         return data
 
-    def tensor(self, name: str) -> Array | GroupwiseTensor | RotatedTensor:
-        """The tensor as stored; bfloat16 comes as uint16 bits."""
+    def entry(self, name: str) -> StoredTensor:
+        """What the manifest says of a tensor. StoreError where it lists none of that name."""
         entry = self._by_name.get(name)
         if entry is None:
             raise StoreError(self.folder / MANIFEST_NAME, f"lists no tensor {name!r}")
+        return entry
+
+    def arrays(self, name: str) -> dict[str, Array]:
+        """The parts that a tensor is stored in, by their roles, where the file is mapped."""
+        entry = self.entry(name)
         data = self._map(entry.file)
         arrays: dict[str, Array] = {}
         for part in entry.parts:
-            dtype: Any = np.uint16 if part.dtype == "bfloat16" else np.dtype(part.dtype)
             run = data[part.offset : part.offset + part.bytes]
-            arrays[part.role] = np.frombuffer(run, dtype=dtype).reshape(part.shape)
+            arrays[part.role] = np.frombuffer(run, dtype=numpy_type(part)).reshape(part.shape)
+        return arrays
+
+    def tensor(self, name: str, rows: slice = _ALL) -> Stored:
+        """The tensor as stored, or some of its rows; bfloat16 comes as uint16 bits."""
+        return self.assembled(self.entry(name), {role: array[rows] for role, array in self.arrays(name).items()})
+
+    @staticmethod
+    def assembled(entry: StoredTensor, arrays: dict[str, Array]) -> Stored:
+        """The tensor of its parts, or of the same rows of each."""
         if entry.encoding == ROTATED:
             return RotatedTensor(entry.group_size, **arrays)
         if entry.encoding not in ("int4", "int8"):
@@ -229,9 +256,9 @@ class StoreReader:
         scheme: Any = entry.encoding
         return GroupwiseTensor(scheme, entry.group_size, arrays["values"], arrays["scales"], arrays.get("minima"))
 
-    def float32(self, name: str) -> Array:
-        """The tensor's weights in float32, dequantized where they are quantized."""
-        tensor = self.tensor(name)
+    def float32(self, name: str, rows: slice = _ALL) -> Array:
+        """The tensor's weights in float32, or those of some rows; dequantized where they are quantized."""
+        tensor = self.tensor(name, rows)
         if isinstance(tensor, GroupwiseTensor):
             return dequantize(tensor)
         if isinstance(tensor, RotatedTensor):
@@ -239,3 +266,9 @@ class StoreReader:
         if tensor.dtype == np.uint16:
             return bfloat16_to_float32(tensor)
         return tensor.astype(np.float32)
+
+    def forget_cached(self) -> None:
+        """Ask the system to keep none of the files in its cache: they have been read, and will not be soon again."""
+        for file in self._sizes:
+            with contextlib.suppress(OSError), (self.folder / file).open("rb") as handle:
+                os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -33,7 +33,7 @@ class NativeKernels:
         """Raises KernelsUnavailable."""
         self._library = _bound(compiled_library(config))
         self._config = config
-        self._compute = compute
+        self.compute = compute
         packs = bool(self._library.penstock_has_dot_products())
         self._kind = _UINT8 if compute == "int8" and packs else _KINDS[compute]
         self.rows_at_once = 256 if self._kind == _UINT8 else None
@@ -43,14 +43,14 @@ class NativeKernels:
 
     def linear(self, name: str, weight: torch.Tensor | RotatedTensor) -> Linear:
         if self._kind != _UINT8:
-            return make_linear(name, weight, self._compute)
+            return make_linear(name, weight, self.compute)
         if isinstance(weight, RotatedTensor):
             return NibbleLinear.of(self._library, name, weight)
         return PackedLinear.of(self._library, name, weight)
 
     def linear_nbytes(self, outputs: int, inputs: int, *, rotated_group: int = 0) -> int:
         if self._kind != _UINT8:
-            return linear_nbytes(outputs, inputs, self._compute)
+            return linear_nbytes(outputs, inputs, self.compute)
         return packed_nbytes(outputs, inputs, rotated_group)
 
     def bound(self, form: str, arrays: Mapping[str, torch.Tensor]) -> Linear:
@@ -62,7 +62,7 @@ class NativeKernels:
 
     def _out(self, rows: int, width: int) -> Rows:
         """An empty result."""
-        scales = torch.empty(rows, dtype=torch.float32) if self._compute == "int8" else None
+        scales = torch.empty(rows, dtype=torch.float32) if self.compute == "int8" else None
         values = torch.empty((rows, padded(width) if self._kind == _UINT8 else width), dtype=_DTYPES[self._kind])
         return Rows(values, scales)
 
