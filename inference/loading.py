@@ -21,6 +21,7 @@ from inference.model.config import DecoderConfig
 from inference.model.decoder import Decoder
 from inference.model.foreign import ForeignCache, ForeignDecoder
 from inference.model.linear import fastest_compute
+from inference.planner.plan import Plan
 from inference.scheduler import CHUNK_TOKENS
 from inference.tokenizer import Tokenizer
 from inference.weights.importer import import_model
@@ -88,10 +89,19 @@ def load_model(
     max_batch: int,
     token_budget: int,
     memory_bytes: int | None,
+    plan: Plan | None = None,
+    images: Path | None = None,
 ) -> LoadedModel:
-    """Raises ModelFormatError, StoreError, QuantizationError, MemoryBudgetError."""
+    """A model and its cache in memory, or where a plan puts them.
+
+    plan: decides about compute, cache and their sizes; only what is "auto" or the same may be given besides.
+    images: the folder of layer images, by default as `images_folder` says.
+    Raises ModelFormatError, StoreError, QuantizationError, MemoryBudgetError; ValueError for a plan that cannot work.
+    """
     store = store_at(Path(path))
     manifest = StoreManifest.load(store)
+    if plan is not None:
+        return _planned(store, manifest, plan, images)
     config = manifest.config
     budget = default_budget_bytes() if memory_bytes is None else memory_bytes
     chosen: Compute = fastest_compute() if compute == "auto" else compute
@@ -119,6 +129,17 @@ def load_model(
     total = cache_pages(config, kind, budget - decoder.nbytes, max_batch, token_budget)
     pages = KeyValueCache(config, total, kind)
     return LoadedModel(manifest, decoder, tokenizer, pages, PagePool(total, pages.clear, pages.copy), chosen)
+
+
+def _planned(store: Path, manifest: StoreManifest, plan: Plan, images: Path | None) -> LoadedModel:
+    config = manifest.config
+    tokenizer = Tokenizer.load(store) if TOKENIZER_NAME in manifest.tokenizer_files else None
+    kernels = choose_kernels(config, plan.compute)
+    kind = cache_kind(plan.cache, kernels)
+    decoder = Decoder.load(store, kernels, plan.placement, images)
+    pages = KeyValueCache(config, plan.cache_pages, kind)
+    pool = PagePool(plan.cache_pages, pages.clear, pages.copy)
+    return LoadedModel(manifest, decoder, tokenizer, pages, pool, plan.compute)
 
 
 def choose_kernels(config: DecoderConfig, compute: Compute) -> Kernels:

@@ -7,6 +7,7 @@ from collections import Counter
 
 from inference.cache.pages import PAGE_TOKENS
 from inference.loading import LoadedModel
+from inference.memory.ring import StreamStats
 from inference.planner.meter import StepMeter
 from inference.planner.work import WorkFormula
 from inference.request import FinishReason
@@ -25,6 +26,8 @@ class Accounts:
         self.busy_seconds = 0.0
         self.ended: Counter[FinishReason] = Counter()
         self.meter = StepMeter()
+        self._decoder = model.decoder
+        self.streamed = StreamStats()  # up to the last step
         self.work = WorkFormula.of(
             model.manifest.config,
             layer_bytes=model.decoder.layer_nbytes,
@@ -32,8 +35,11 @@ class Accounts:
             token_cache_bytes=model.cache.page_bytes / PAGE_TOKENS,
         )
 
-    def record(self, slices: list[Slice], started: float, seconds: float) -> None:
-        """A step that began at `started` (of perf_counter) and took so long itself, others within it not counted."""
+    def record(self, slices: list[Slice], started: float, seconds: float) -> float:
+        """A step that began at `started` (of perf_counter) and took so long itself, others within it not counted.
+
+        Returns the seconds in which it waited for weights from disk.
+        """
         lengths = [(piece.count, piece.start + piece.count) for piece in slices]
         shape = self.work.shape(lengths, sum(piece.yields_token for piece in slices))
         prefill_rows = 0
@@ -41,11 +47,16 @@ class Accounts:
             piece.sequence.compute_seconds += seconds * piece.count / shape.rows
             prefill_rows += min(piece.count, max(0, piece.sequence.prompt_tokens - piece.start))
         ended = time.perf_counter()
-        self.meter.record(started, ended, seconds, shape, sequences=len(slices), prefill_rows=prefill_rows)
+        before, self.streamed = self.streamed, self._decoder.stream_stats() or self.streamed
+        since = self.streamed.since(before)
+        self.meter.record(
+            started, ended, seconds, shape, sequences=len(slices), prefill_rows=prefill_rows, streamed=since
+        )
         self.prefill_tokens += prefill_rows
         self.steps += 1
         self.sequence_steps += len(slices)
         self.busy_seconds += seconds
+        return since.waited_seconds
 
     @property
     def mean_batch_size(self) -> float:

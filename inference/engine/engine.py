@@ -24,6 +24,7 @@ from inference.loading import CacheChoice, ComputeChoice, LoadedModel, load_mode
 from inference.parallelism import ThreadGovernor
 from inference.planner.meter import RunReport
 from inference.planner.peaks import HostPeaks, host_peaks
+from inference.planner.plan import Plan
 from inference.planner.work import model_matrices
 from inference.request import Completion, GenerationRequest, InvalidRequest, SamplingParams, TokenEvent
 from inference.scheduler import CHUNK_TOKENS, Scheduler
@@ -82,12 +83,14 @@ class Engine:
         memory_bytes: int | None = None,
         token_budget: int = DEFAULT_TOKEN_BUDGET,
         share_prefixes: bool = True,
+        plan: Plan | None = None,
     ) -> Engine:
         """Load a weight store, a GGUF file, or a Hugging Face folder (the latter two are imported into a cache first).
 
         threads: of the processor, all by default. max_batch: sequences at a time. memory_bytes: for weights, cache and
         activations together; 60 % of what is available by default. token_budget: rows a step. share_prefixes: compute
-        what prompts have in common at their beginnings only once; results are the same either way.
+        what prompts have in common at their beginnings only once; results are the same either way. plan: where the
+        model's parts lie; it decides about all but threads and share_prefixes.
         Raises ModelFormatError, StoreError, QuantizationError, MemoryBudgetError.
         """
         count = threads or torch.get_num_threads()
@@ -99,7 +102,10 @@ class Engine:
             max_batch=max_batch,
             token_budget=token_budget,
             memory_bytes=memory_bytes,
+            plan=plan,
         )
+        if plan is not None:
+            max_batch, token_budget = plan.max_batch, plan.token_budget
         return cls(model, threads=count, max_batch=max_batch, token_budget=token_budget, share_prefixes=share_prefixes)
 
     @property

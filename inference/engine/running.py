@@ -37,6 +37,7 @@ class RunningBatch:
         self._governor = governor
         # Whole-number sums and row-wise kernels: only there does the number of threads change no bit.
         self._adapts = model.compute == "int8" and model.decoder.kernels.name == "native"
+        self._nests = model.cache.nests and model.decoder.nests
         self._priority = 0  # of the least urgent sequence in the step at hand
         self._ahead_seconds = self._ahead_processor_seconds = 0.0  # spent on other steps within the step at hand
 
@@ -53,14 +54,15 @@ class RunningBatch:
             self._priority = max(piece.sequence.request.priority for piece in slices)
             self._ahead_seconds = self._ahead_processor_seconds = 0.0
             started, processor_started = time.perf_counter(), time.thread_time()
-            tokens = self._compute(slices, self.step_ahead if self._model.cache.nests else None)
+            tokens = self._compute(slices, self.step_ahead if self._nests else None)
             if tokens is None:
                 return True
             seconds = time.perf_counter() - started - self._ahead_seconds
             processor_seconds = time.thread_time() - processor_started - self._ahead_processor_seconds
+            waited = self.accounts.record(slices, started, seconds)
             if self._adapts:
-                self._governor.observe(seconds, processor_seconds)
-            self.accounts.record(slices, started, seconds)
+                # Waiting for the disk is nobody else's doing.
+                self._governor.observe(max(seconds - waited, 0.0), processor_seconds)
             self._deliver(slices, tokens)
             return True
 
@@ -115,6 +117,9 @@ class RunningBatch:
                 cache_pages_peak=pages.most_held,
                 cache_pages_idle=pages.idle,
                 cache_pages_total=pages.total,
+                streamed_bytes=self.accounts.streamed.bytes,
+                streaming_seconds=self.accounts.streamed.reading_seconds,
+                stream_waited_seconds=self.accounts.streamed.waited_seconds,
                 compute=self._model.compute,
                 kernels=self._model.decoder.kernels.name,
                 threads=self._governor.limit,

@@ -15,6 +15,8 @@ class EngineStats:
     steps_within_steps: for urgent requests that came during a step.
     running, paused, waiting: sequences now.
     cache_pages_used: held by sequences now; _peak: at most so far; _idle: kept for prompts that begin alike.
+    streamed_bytes: of weights, read from disk; streaming_seconds: in which at least one read was under way;
+    stream_waited_seconds: in which computing waited for weights.
     threads: at most; threads_now: fewer where other processes hold the processor.
     """
 
@@ -38,6 +40,9 @@ class EngineStats:
     cache_pages_peak: int
     cache_pages_idle: int
     cache_pages_total: int
+    streamed_bytes: int
+    streaming_seconds: float
+    stream_waited_seconds: float
     compute: str
     kernels: str
     threads: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import logging
 import os
@@ -10,10 +11,10 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import fasteners
 import platformdirs
 import torch
 import xxhash
@@ -61,7 +62,7 @@ def image_for(
     place = root / key.name
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with fasteners.InterProcessLock(root / f".{key.name}.lock"):
+        with _alone(root / f".{key.name}.lock"):
             if not (place / INDEX_NAME).is_file():
                 for left in root.glob(f".{key.name}.*.partial"):  # by whoever was killed while at it
                     shutil.rmtree(left, ignore_errors=True)
@@ -75,6 +76,14 @@ def image_for(
     image = LayerImage.load(place, key)
     image.check_files()
     return image
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Waits for every other process and thread that is in here. The system frees the lock of one that was killed."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _not_written(place: Path, error: OSError, expected_bytes: int) -> StoreError:

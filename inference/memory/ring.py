@@ -36,6 +36,15 @@ class StreamStats:
     waited_seconds: float = 0.0
     steps: int = 0
 
+    def since(self, before: StreamStats) -> StreamStats:
+        """What has come to it."""
+        return StreamStats(
+            self.bytes - before.bytes,
+            self.reading_seconds - before.reading_seconds,
+            self.waited_seconds - before.waited_seconds,
+            self.steps - before.steps,
+        )
+
 
 class _UnitFile:
     """A unit's file, opened when it is first read, and again after trouble."""

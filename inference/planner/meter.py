@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from inference.memory.ring import StreamStats
 from inference.planner.peaks import HostPeaks
 from inference.planner.work import Matrix, StepShape, WorkFormula
 
@@ -24,6 +25,9 @@ _STEP = np.dtype(
         ("logit_rows", np.int32),
         ("pairs", np.int64),
         ("context_tokens", np.int64),
+        ("streamed_bytes", np.int64),
+        ("streaming_seconds", np.float64),
+        ("waited_seconds", np.float64),
     ]
 )
 
@@ -39,6 +43,8 @@ class RunReport:
     own_kernels_seconds: as roofline_seconds, but at the rates that the engine's own kernels reach: the matrix products
     on the model's shapes at each step's rows, and attention after them. prefill and decode apart: a step that holds
     both is split by rows.
+    streamed_bytes: of weights read from disk; streamed_bytes_per_s: while at least one read was under way;
+    waited_seconds: of the steps, in which computing waited for weights.
     Fields that need the peaks are None where these were not measured.
     """
 
@@ -71,6 +77,9 @@ class RunReport:
     overhead_share: float | None
     idle_share: float
     bound_by: str
+    streamed_bytes: int
+    streamed_bytes_per_s: float
+    waited_seconds: float
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -82,6 +91,11 @@ class RunReport:
             f"decode {self.decode_tokens_per_s:.0f} tokens/s, {self.operations_per_s / 1e9:.1f} G operations/s, "
             f"{self.bytes_per_s / 1e9:.2f} GB/s"
         )
+        if self.streamed_bytes:
+            said += (
+                f", {self.streamed_bytes / 1e9:.1f} GB streamed at {self.streamed_bytes_per_s / 1e9:.2f} GB/s "
+                f"({100 * _ratio(self.waited_seconds, self.busy_seconds):.0f} % of the steps waited for)"
+            )
         if self.peak_operations_per_s is None or self.peak_bytes_per_s is None or self.fraction_of_limit is None:
             return f"{said}; the host's peaks have not been measured"
         return (
@@ -99,7 +113,15 @@ class StepMeter:
         self.count = 0
 
     def record(
-        self, started: float, ended: float, seconds: float, shape: StepShape, *, sequences: int, prefill_rows: int
+        self,
+        started: float,
+        ended: float,
+        seconds: float,
+        shape: StepShape,
+        *,
+        sequences: int,
+        prefill_rows: int,
+        streamed: StreamStats,
     ) -> None:
         self._steps[self.count % STEPS_KEPT] = (
             started,
@@ -111,6 +133,9 @@ class StepMeter:
             shape.logit_rows,
             shape.pairs,
             shape.context_tokens,
+            streamed.bytes,
+            streamed.reading_seconds,
+            streamed.waited_seconds,
         )
         self.count += 1
 
@@ -200,6 +225,9 @@ def _report(
         overhead_share=shares["overhead"] if known else None,
         idle_share=shares["idle time"],
         bound_by=max(shares, key=lambda name: shares[name]) if known and len(steps) else "not known",
+        streamed_bytes=int(steps["streamed_bytes"].sum()),
+        streamed_bytes_per_s=_ratio(float(steps["streamed_bytes"].sum()), float(steps["streaming_seconds"].sum())),
+        waited_seconds=float(steps["waited_seconds"].sum()),
     )
 
 
