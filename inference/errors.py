@@ -61,3 +61,16 @@ class ConstraintFailed(InferenceError):
     def __init__(self, message: str) -> None:
         super().__init__(f"constraint: {message}")
         self.message = message
+
+
+class CacheLost(InferenceError):
+    """Keys and values that a disk did not take, or does not give back as they were written.
+
+    `file` names it; `segments` are those of the step's sequences, by their place in it, that cannot go on without them.
+    """
+
+    def __init__(self, file: object, message: str, segments: list[int]) -> None:
+        super().__init__(f"{file}: {message}")
+        self.file = str(file)
+        self.message = message
+        self.segments = segments

@@ -13,6 +13,7 @@ from inference.engine.accounts import Accounts
 from inference.engine.admission import reason_to_reject
 from inference.engine.intake import Intake
 from inference.engine.stats import EngineStats
+from inference.errors import CacheLost
 from inference.group import RequestGroup
 from inference.loading import LoadedModel
 from inference.model.batch import build_batch
@@ -147,7 +148,7 @@ class RunningBatch:
     def _compute(self, slices: list[Slice], between_layers: Callable[[], None] | None = None) -> list[Chosen] | None:
         """The next token of each slice that yields one.
 
-        No list if the step failed; its sequences have then ended.
+        No list if the step failed; the sequences that it failed for have then ended.
         """
         try:
             with torch.inference_mode():
@@ -157,6 +158,12 @@ class RunningBatch:
                     return chosen_of(decoder.likeliest(batch, cache, between_layers))
                 logits = decoder.forward(batch, cache, between_layers)
                 return choose_tokens(logits.values, logits.scales, ready) if ready else []
+        except CacheLost as error:
+            # The others' pages are whole: they are computed again in the next step.
+            logger.error("%d of %d sequences have lost their cache: %s", len(error.segments), len(slices), error)
+            for segment in error.segments:
+                self._finish(slices[segment].sequence, "error", f"the key-value cache: {error}")
+            return None
         except Exception as error:
             # Whatever it was, it belongs to these requests and not to those that come after them.
             logger.exception("a step of %d sequences failed", len(slices))

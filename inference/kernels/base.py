@@ -97,7 +97,7 @@ class KeyValueCache:
     def __init__(self, config: DecoderConfig, pages: int, kind: CacheKind) -> None:
         self.kind = kind
         self.page_bytes = config.layers * config.kv_heads * page_head_bytes(kind, config.head_dim)
-        self.layers = [LayerCache(_lazy_pages(config, pages, kind), kind) for _ in range(config.layers)]
+        self.layers = [LayerCache(lazy_pages(config, pages, kind), kind) for _ in range(config.layers)]
 
     @property
     def nbytes(self) -> int:
@@ -130,15 +130,21 @@ class KeyValueCache:
             layer.pages[target] = layer.pages[source]
 
 
-def _lazy_pages(config: DecoderConfig, pages: int, kind: CacheKind) -> torch.Tensor:
-    """Zeros by NumPy, which asks the system for zeroed memory; torch.zeros would write, and so occupy, all of it."""
+def lazy_pages(config: DecoderConfig, pages: int, kind: CacheKind) -> torch.Tensor:
+    """A layer's pages, all zeros.
+
+    By NumPy, which asks the system for zeroed memory; torch.zeros would write, and so occupy, all of it.
+    """
+    nbytes = pages * config.kv_heads * page_head_bytes(kind, config.head_dim)
+    return pages_over(torch.from_numpy(np.zeros(nbytes, dtype=np.uint8)), config, pages, kind)
+
+
+def pages_over(memory: torch.Tensor, config: DecoderConfig, pages: int, kind: CacheKind) -> torch.Tensor:
+    """Memory, uint8 [bytes], as a layer's pages."""
     if kind in ("int8", "int4"):
-        shape = (pages, config.kv_heads, page_head_bytes(kind, config.head_dim))
-        return torch.from_numpy(np.zeros(shape, dtype=np.uint8))
-    values = np.zeros(
-        (pages, config.kv_heads, 2, config.head_dim * PAGE_TOKENS), dtype=np.float32 if kind == "fp32" else np.int16
-    )
-    return torch.from_numpy(values).view(torch.float32 if kind == "fp32" else torch.bfloat16)
+        return memory.view(pages, config.kv_heads, page_head_bytes(kind, config.head_dim))
+    values = memory.view(torch.float32 if kind == "fp32" else torch.bfloat16)
+    return values.view(pages, config.kv_heads, 2, config.head_dim * PAGE_TOKENS)
 
 
 class Linear(Protocol):
