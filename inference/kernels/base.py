@@ -136,7 +136,8 @@ def lazy_pages(config: DecoderConfig, pages: int, kind: CacheKind) -> torch.Tens
     By NumPy, which asks the system for zeroed memory; torch.zeros would write, and so occupy, all of it.
     """
     nbytes = pages * config.kv_heads * page_head_bytes(kind, config.head_dim)
-    return pages_over(torch.from_numpy(np.zeros(nbytes, dtype=np.uint8)), config, pages, kind)
+    memory = torch.from_numpy(np.zeros(nbytes, dtype=np.uint8)) if nbytes else torch.empty(0, dtype=torch.uint8)
+    return pages_over(memory, config, pages, kind)
 
 
 def pages_over(memory: torch.Tensor, config: DecoderConfig, pages: int, kind: CacheKind) -> torch.Tensor:
