@@ -12,11 +12,13 @@ from typing import Literal
 import platformdirs
 
 from inference.cache.pages import PagePool, pages_for
+from inference.cache.spilled import READERS, SpilledCache
 from inference.errors import InferenceError, StoreError
 from inference.kernels.base import CacheKind, Compute, Kernels, KeyValueCache, page_head_bytes
 from inference.kernels.native import KernelsUnavailable, NativeKernels
 from inference.kernels.reference import ReferenceKernels
 from inference.memory.budget import default_budget_bytes
+from inference.memory.image_making import images_folder
 from inference.model.config import DecoderConfig
 from inference.model.decoder import Decoder
 from inference.model.foreign import ForeignCache, ForeignDecoder
@@ -95,7 +97,7 @@ def load_model(
     """A model and its cache in memory, or where a plan puts them.
 
     plan: decides about compute, cache and their sizes; only what is "auto" or the same may be given besides.
-    images: the folder of layer images, by default as `images_folder` says.
+    images: the folder of layer images and of a spilled cache, by default as `images_folder` says.
     Raises ModelFormatError, StoreError, QuantizationError, MemoryBudgetError; ValueError for a plan that cannot work.
     """
     store = store_at(Path(path))
@@ -136,10 +138,20 @@ def _planned(store: Path, manifest: StoreManifest, plan: Plan, images: Path | No
     tokenizer = Tokenizer.load(store) if TOKENIZER_NAME in manifest.tokenizer_files else None
     kernels = choose_kernels(config, plan.compute)
     kind = cache_kind(plan.cache, kernels)
+    # The cache first: a disk that has no room for it shows before the weights are read.
+    pages = _planned_cache(config, plan, kind, images)
     decoder = Decoder.load(store, kernels, plan.placement, images)
-    pages = KeyValueCache(config, plan.cache_pages, kind)
     pool = PagePool(plan.cache_pages, pages.clear, pages.copy)
     return LoadedModel(manifest, decoder, tokenizer, pages, pool, plan.compute)
+
+
+def _planned_cache(config: DecoderConfig, plan: Plan, kind: CacheKind, images: Path | None) -> KeyValueCache:
+    placement = plan.placement
+    if not placement.spilled:
+        return KeyValueCache(config, plan.cache_pages, kind)
+    readers = placement.readers or READERS
+    # What is streamed lies on the same disk: the plan has measured that one.
+    return SpilledCache(config, plan.cache_pages, kind, placement.spilled, images_folder(images), readers=readers)
 
 
 def choose_kernels(config: DecoderConfig, compute: Compute) -> Kernels:

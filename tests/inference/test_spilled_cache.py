@@ -26,7 +26,10 @@ from inference.errors import CacheLost, StoreError
 from inference.group import lone_sequence
 from inference.kernels.base import CacheKind
 from inference.loading import LoadedModel, load_model
+from inference.memory.placement import Placement
 from inference.model.batch import build_batch
+from inference.planner.plan import Plan
+from inference.request import GenerationRequest
 from inference.scheduler import Slice
 from inference.scoring import Scorer
 from inference.weights import import_model
@@ -44,9 +47,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(store: Path, kind: CacheKind) -> LoadedModel:
-    settings = {"max_batch": MOST_BATCH, "token_budget": MOST_BUDGET, "memory_bytes": None}
     try:
-        return load_model(store, compute="int8", cache=kind, **settings)
+        return load_model(
+            store, compute="int8", cache=kind, max_batch=MOST_BATCH, token_budget=MOST_BUDGET, memory_bytes=None
+        )
     except ValueError as error:
         pytest.skip(f"no such cache here: {error}")
 
@@ -88,6 +92,35 @@ def test_outputs_are_the_same_bits_as_from_memory_in_any_mix(
     assert check.tally.steps_within_steps == 0
 
 
+def test_a_plan_spills_what_it_says_and_streams_weights_besides(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_IMAGES", str(tmp_path))
+    resident = loaded(store, "int8")
+    plan = Plan(
+        placement=Placement(frozenset(), head_pinned=False, embedding_pinned=False, ring=2, readers=1, spilled=BOTH),
+        compute="int8",
+        cache="int8",
+        cache_pages=MOST_PAGES,
+        max_batch=MOST_BATCH,
+        token_budget=MOST_BUDGET,
+        memory_bytes=2**30,
+    )
+    engine = Engine.load(store, threads=1, plan=plan)
+    prompts = [prompt_of(length, length) for length in (300, 45, 64, 33)]
+    assert [one.token_ids for one in engine.generate(prompts, GREEDY)] == [
+        one.token_ids for one in engine_of(resident).generate(prompts, GREEDY)
+    ]
+    cache = engine._model.cache
+    assert isinstance(cache, SpilledCache) and cache.path.parent == tmp_path and cache.bytes_read
+    assert engine.stats().streamed_bytes
+
+
+def test_layers_that_a_model_has_not_got_cannot_be_spilled(store: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"of 2 layers at least one, and not \[2\]"):
+        spilling(loaded(store, "int8"), tmp_path, frozenset([1, 2]))
+
+
 def test_a_text_has_the_same_logits(store: Path, tmp_path: Path) -> None:
     model = loaded(store, "int8")
     spilled, _ = spilling(model, tmp_path)
@@ -126,8 +159,10 @@ def test_pages_that_hold_nothing_yet_are_not_read(store: Path, tmp_path: Path) -
     engine = engine_of(model)
     page = cache.page_bytes
     engine.generate([prompt_of(2 * PAGE_TOKENS, 1)], SamplingParams(max_tokens=1, ignore_eos=True))
+    cache._ring.settle()
     assert cache.bytes_read == 0 and cache.bytes_written == 2 * page
     engine.generate([prompt_of(2 * PAGE_TOKENS, 2)], SamplingParams(max_tokens=3, ignore_eos=True))
+    cache._ring.settle()
     # The second token's page is fresh; for the third token, all three pages are read.
     assert cache.bytes_read == (2 + 3) * page and cache.bytes_written == (2 + 2 + 1 + 1) * page
 
@@ -173,8 +208,6 @@ class Running:
         raise AssertionError("the cache has no file open")
 
     def submit(self, name: str, prompt: list[int]) -> None:
-        from inference.request import GenerationRequest
-
         self.engine.submit(
             GenerationRequest(name, tuple(prompt), GREEDY),
             on_finish=lambda completion: self.ended.update({completion.request_id: completion}),
@@ -240,7 +273,8 @@ def test_a_full_disk_ends_requests_that_need_what_was_not_written_and_not_the_pr
     running.engine.step()
     running.cache._ring.settle()
     os.dup2(whole, handle)
-    os.close(whole), os.close(full)
+    for other in (whole, full):
+        os.close(other)
     running.run()
     for name in ("first", "second"):
         assert running.ended[name].finish_reason == "error"

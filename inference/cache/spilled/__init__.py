@@ -5,6 +5,6 @@
 """
 
 from inference.cache.spilled.cache import SpilledCache
-from inference.cache.spilled.sizes import spilled_disk_bytes, spilled_memory_bytes
+from inference.cache.spilled.sizes import READERS, spilled_disk_bytes, spilled_memory_bytes
 
-__all__ = ["SpilledCache", "spilled_disk_bytes", "spilled_memory_bytes"]
+__all__ = ["READERS", "SpilledCache", "spilled_disk_bytes", "spilled_memory_bytes"]

@@ -36,8 +36,11 @@ class SpilledCache(KeyValueCache):
     ) -> None:
         """spilled: at least one layer. folder: on the disk to use. capacity: pages of a buffer, of one layer.
 
-        Raises StoreError where the disk has no room for all of it.
+        Raises StoreError where the disk has no room for all of it; ValueError for layers that the model has not got.
         """
+        strange = sorted(spilled.difference(range(config.layers)))
+        if strange or not spilled:
+            raise ValueError(f"spilled: of {config.layers} layers at least one, and not {strange}")
         self.kind = kind
         self.page_bytes = config.layers * layer_page_bytes(config, kind)
         self.layers = [
