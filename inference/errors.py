@@ -47,6 +47,10 @@ class QuantizationError(InferenceError):
         self.message = message
 
 
+class MemoryBudgetError(InferenceError):
+    """The memory allowed does not hold the model and a useful cache."""
+
+
 class CalibrationError(InferenceError):
     """A calibration text that cannot be read or says nothing, or one given where nothing is to be rounded by it."""
 

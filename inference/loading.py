@@ -13,7 +13,7 @@ import platformdirs
 
 from inference.cache.pages import PagePool, pages_for
 from inference.cache.spilled import READERS, SpilledCache
-from inference.errors import InferenceError, StoreError
+from inference.errors import MemoryBudgetError, StoreError
 from inference.kernels.base import CacheKind, Compute, Kernels, KeyValueCache, page_head_bytes
 from inference.kernels.native import KernelsUnavailable, NativeKernels
 from inference.kernels.reference import ReferenceKernels
@@ -35,10 +35,6 @@ logger = logging.getLogger(__name__)
 ComputeChoice = Literal["auto", "fp32", "bf16", "int8"]
 CacheChoice = Literal["auto", "fp32", "bf16", "int8", "int4"]
 _WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
-
-
-class MemoryBudgetError(InferenceError):
-    """The memory allowed does not hold the model and a useful cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,7 @@ host is too low; measure again when the host is quiet.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -19,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
 
 from inference.cache.pages import pages_for
@@ -29,6 +24,7 @@ from inference.kernels.native.build import HEADERS, SOURCES, processor_marks
 from inference.model import linear
 from inference.model.batch import StepBatch, build_batch
 from inference.model.config import DecoderConfig
+from inference.planner.measured import keep, kept, measured_place
 from inference.planner.work import Matrix, model_matrices
 from inference.scheduler import Slice
 
@@ -150,10 +146,11 @@ def host_peaks(
     processor, the threads, the arithmetic, the kernels' source and the shapes.
     """
     place = _place(config, compute, kernels, cache, threads)
-    if not again and place.is_file():
+    found = None if again else kept(place)
+    if found is not None:
         try:
-            return HostPeaks.from_dict(json.loads(place.read_text("utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return HostPeaks.from_dict(found)
+        except (ValueError, KeyError, TypeError) as error:
             logger.warning("%s cannot be used (%s); measuring again", place, error)
     if not (measure or again):
         return None
@@ -163,7 +160,7 @@ def host_peaks(
         peaks = _measure(config, compute, kernels, cache, threads)
     finally:
         torch.set_num_threads(before)
-    _keep(place, peaks)
+    keep(place, peaks.as_dict())
     return peaks
 
 
@@ -171,26 +168,7 @@ def _place(config: DecoderConfig, compute: Compute, kernels: Kernels, cache: Cac
     code = [file.read_bytes() for file in (*SOURCES, *HEADERS, Path(linear.__file__))]
     marks = [FORMAT, processor_marks(), threads, compute, kernels.name, cache, torch.__version__]
     marks += [model_matrices(config), config.heads, config.kv_heads, config.head_dim]
-    key = hashlib.sha256("\n".join(map(str, marks)).encode() + b"".join(code)).hexdigest()[:16]
-    return peaks_folder() / f"{key}.json"
-
-
-def peaks_folder() -> Path:
-    """Where measured peaks are kept."""
-    return Path(platformdirs.user_cache_dir("penstock")) / "peaks"
-
-
-def _keep(place: Path, peaks: HostPeaks) -> None:
-    """Write aside and rename; a cache that cannot be written costs a measurement, no more."""
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=place.parent, suffix=".part", delete=False, encoding="utf-8") as file:
-            json.dump(peaks.as_dict(), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(file.name).rename(place)
-    except OSError as error:
-        logger.warning("the host's peaks could not be kept in %s: %s", place, error)
+    return measured_place("peaks", [*marks, *code])
 
 
 def _measure(

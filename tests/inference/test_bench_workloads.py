@@ -21,10 +21,10 @@ VALID = {"topic": "other", "urgency": 1, "needs_action": False, "summary": "s", 
 
 @pytest.fixture(autouse=True)
 def _peaks_in_a_cache_of_ones_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    from inference.planner import peaks
+    from inference.planner import measured, peaks
 
     folder = tmp_path_factory.mktemp("peaks")
-    monkeypatch.setattr(peaks, "peaks_folder", lambda: folder)
+    monkeypatch.setattr(measured, "measured_folder", lambda: folder)
     monkeypatch.setattr(peaks, "SECONDS_A_RATE", 0.0)
     monkeypatch.setattr(peaks, "WORKING_SETS", (2**20, 2**21))
     monkeypatch.setattr(peaks, "LARGE", 256)

@@ -59,7 +59,11 @@ def test_the_tightest_group_of_version_2_on_the_way_up_decides_and_page_cache_is
 def test_groups_of_version_1_are_read_and_no_limit_is_none(tmp_path: Path) -> None:
     process, groups = tmp_path / "proc", tmp_path / "cgroup"
     write(process, {"cgroup": "12:cpu,cpuacct:/x\n9:memory:/capped.7\n0::/\n"})
-    root = {"memory.limit_in_bytes": "9223372036854771712\n", "memory.usage_in_bytes": "5\n", "memory.stat": "cache 0\n"}
+    root = {
+        "memory.limit_in_bytes": "9223372036854771712\n",
+        "memory.usage_in_bytes": "5\n",
+        "memory.stat": "cache 0\n",
+    }
     write(groups / "memory", root)
     assert group_left_bytes(process, groups) is None
     capped = {
