@@ -69,6 +69,7 @@ class TrialFile:
 
     def __init__(self, folder: Path) -> None:
         """Raises StoreError where there is not LEAST_FREE of room."""
+        folder.mkdir(parents=True, exist_ok=True)
         free = psutil.disk_usage(str(folder)).free
         if free < LEAST_FREE:
             raise StoreError(folder, f"has {free} bytes free; measuring the disk wants {LEAST_FREE}")

@@ -33,7 +33,7 @@ def make_plan(
     other_caches: tuple[CacheKind, ...] = (),
     again: bool = False,
 ) -> Plan:
-    """The fastest way to do a workload with a store's model in so much memory, before any of it is loaded but one layer.
+    """The fastest way to do a workload with a store's model in so much memory; nothing of it is loaded but one layer.
 
     memory_bytes: for weights, cache and activations. max_batch, token_budget: fixed; None: chosen. images: where layer
     images lie, by default `images_folder()`. other_caches: to be compared with. again: measure whatever was kept.

@@ -9,7 +9,7 @@ import pytest
 from inference.engine import Engine
 from inference.kernels.base import Compute
 from inference.model.config import DecoderConfig, Experts
-from inference.planner import measured
+from inference.planner import measured as measured_module
 from inference.planner import peaks as peaks_module
 from inference.planner.meter import STEPS_KEPT, StepMeter
 from inference.planner.peaks import AttentionRate, HostPeaks, MatrixRate, ReadRate
@@ -133,7 +133,7 @@ def test_a_long_run_keeps_its_last_steps_in_the_same_memory() -> None:
 
 
 def test_peaks_are_measured_once_and_kept(tiny_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "measured_folder", lambda: tmp_path)
+    monkeypatch.setattr(measured_module, "measured_folder", lambda: tmp_path)
     monkeypatch.setattr(peaks_module, "SECONDS_A_RATE", 0.0)
     monkeypatch.setattr(peaks_module, "WORKING_SETS", (2**20, 2**21))
     monkeypatch.setattr(peaks_module, "LARGE", 256)
@@ -171,7 +171,7 @@ def test_a_model_with_code_of_its_own_is_set_against_the_peaks_too(
 ) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    monkeypatch.setattr(measured, "measured_folder", lambda: tmp_path)
+    monkeypatch.setattr(measured_module, "measured_folder", lambda: tmp_path)
     monkeypatch.setattr(peaks_module, "SECONDS_A_RATE", 0.0)
     monkeypatch.setattr(peaks_module, "WORKING_SETS", (2**20, 2**21))
     monkeypatch.setattr(peaks_module, "LARGE", 256)
