@@ -1,4 +1,4 @@
-"""From a store and a workload to a plan: sizes from the manifest, rates measured or kept from before, then the search."""
+"""From a store and a workload to a plan: sizes from the manifest, rates measured or kept, then the search."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import pytest
 
 from inference.engine import Engine
 from inference.kernels.base import Compute
+from inference.memory.ring import StreamStats
 from inference.model.config import DecoderConfig, Experts
 from inference.planner import measured as measured_module
 from inference.planner import peaks as peaks_module
@@ -91,8 +92,8 @@ def test_a_report_sets_each_step_against_its_own_limit() -> None:
     # 1000 rows: 2 * 1152000 + 1600 + 500500 * 2 * 32 operations, 17 s; 65500 bytes from memory, 65.5 s.
     prefill = work.shape([(1000, 1000)], 1)
     assert work.bytes(prefill) == 1500 + 16 * (2000 + 2000)
-    meter.record(100.0, 200.0, 100.0, prefill, sequences=1, prefill_rows=1000)
-    meter.record(210.0, 210.5, 0.5, decode, sequences=3, prefill_rows=0)
+    meter.record(100.0, 200.0, 100.0, prefill, sequences=1, prefill_rows=1000, streamed=StreamStats())
+    meter.record(210.0, 210.5, 0.5, decode, sequences=3, prefill_rows=0, streamed=StreamStats())
     report = meter.report(work, given_peaks(), model_matrices(CONFIG))
     assert (report.steps, report.steps_left_out) == (2, 0)
     assert report.wall_seconds == pytest.approx(110.5) and report.busy_seconds == pytest.approx(100.5)
