@@ -127,7 +127,7 @@ def test_a_long_run_keeps_its_last_steps_in_the_same_memory() -> None:
     work, meter = formula(), StepMeter()
     shape = work.shape([(1, 1)], 1)
     for step in range(STEPS_KEPT + 5):
-        meter.record(float(step), step + 1.0, 1.0, shape, sequences=1, prefill_rows=0)
+        meter.record(float(step), step + 1.0, 1.0, shape, sequences=1, prefill_rows=0, streamed=StreamStats())
     report = meter.report(work, None, model_matrices(CONFIG))
     assert (report.steps, report.steps_left_out) == (STEPS_KEPT, 5)
     assert report.idle_share == pytest.approx(0.0)
