@@ -9,6 +9,7 @@ from pathlib import Path
 from inference.errors import InferenceError
 from inference.evaluate_command import add_evaluate_command, run_evaluate
 from inference.generate_command import add_generate, run_generate
+from inference.hardware_command import add_hardware, run_hardware
 
 _EPILOG = """\
 examples:
@@ -62,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
 
     add_evaluate_command(commands)
 
+    add_hardware(commands.add_parser("hardware", help="what this host has and gives, measured"))
+
     verify = commands.add_parser("verify", help="read a store whole and compare every file with its digest")
     verify.add_argument("store", type=Path)
     return parser
@@ -105,7 +108,13 @@ def _verify(options: argparse.Namespace) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    actions = {"generate": run_generate, "import": _import, "evaluate": run_evaluate, "verify": _verify}
+    actions = {
+        "generate": run_generate,
+        "import": _import,
+        "evaluate": run_evaluate,
+        "hardware": run_hardware,
+        "verify": _verify,
+    }
     try:
         return actions[options.command](options)
     except InferenceError as error:

@@ -26,6 +26,7 @@ from inference.model.batch import StepBatch, build_batch
 from inference.model.config import DecoderConfig
 from inference.planner.measured import keep, kept, measured_place
 from inference.planner.work import Matrix, model_matrices
+from inference.quant.rotated import RotatedTensor
 from inference.scheduler import Slice
 
 logger = logging.getLogger(__name__)
@@ -176,8 +177,8 @@ def _measure(
 ) -> HostPeaks:
     with torch.inference_mode():
         shapes = dict.fromkeys([*((m.inputs, m.outputs) for m in model_matrices(config)), (LARGE, LARGE)])
-        matrix = [rate for inputs, outputs in shapes for rate in _matrix_rates(inputs, outputs, kernels)]
-        read = tuple(ReadRate(size, _read_rate(size)) for size in WORKING_SETS)
+        matrix = [rate for inputs, outputs in shapes for rate in matrix_rates(inputs, outputs, kernels)]
+        read = tuple(ReadRate(size, read_rate(size)) for size in WORKING_SETS)
         library = _library_rate(compute)
         attention = None if cache is None else _attention_rate(config, kernels, cache)
     return HostPeaks(
@@ -193,16 +194,22 @@ def _measure(
     )
 
 
-def _matrix_rates(inputs: int, outputs: int, kernels: Kernels) -> list[MatrixRate]:
+def matrix_rates(
+    inputs: int,
+    outputs: int,
+    kernels: Kernels,
+    *,
+    row_counts: Iterable[int] = ROWS,
+    weight: RotatedTensor | None = None,
+) -> list[MatrixRate]:
+    """The kernels' own product, at each number of rows. weight: [outputs, inputs], random in float32 unless given."""
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn((outputs, inputs), generator=generator)
-    layer = kernels.linear("peaks", weight)
-    del weight
+    layer = kernels.linear("peaks", torch.randn((outputs, inputs), generator=generator) if weight is None else weight)
     rates = []
-    for count in ROWS:
+    for count in row_counts:
         # The norm kernel makes rows of just the form that the layer takes, whatever the arithmetic.
         rows = kernels.norm(torch.randn((count, inputs), generator=generator), torch.ones(inputs))
-        seconds = _best_seconds(partial(layer, rows))
+        seconds = best_seconds(partial(layer, rows))
         rates.append(MatrixRate(count, inputs, outputs, 2 * count * inputs * outputs / seconds))
     return rates
 
@@ -215,7 +222,7 @@ def _library_rate(compute: Compute) -> float:
         rows = Rows((values * 30).clamp(-127, 127).to(torch.int8), torch.ones(LIBRARY_ROWS))
     else:
         rows = Rows(values.to(torch.bfloat16) if compute == "bf16" else values, None)
-    return 2 * LIBRARY_ROWS * LARGE * LARGE / _best_seconds(partial(layer, rows))
+    return 2 * LIBRARY_ROWS * LARGE * LARGE / best_seconds(partial(layer, rows))
 
 
 def _attention_rate(config: DecoderConfig, kernels: Kernels, cache: CacheKind) -> AttentionRate:
@@ -232,7 +239,7 @@ def _attention_rate(config: DecoderConfig, kernels: Kernels, cache: CacheKind) -
 
     def seconds(batch: StepBatch) -> float:
         queries = torch.randn((len(batch.token_ids), config.query_size))
-        return _best_seconds(partial(kernels.attend, queries, batch, layer))
+        return best_seconds(partial(kernels.attend, queries, batch, layer))
 
     decode, prefill = seconds(decoding), seconds(prefilling)
     pairs = ATTENTION_SEQUENCES * ATTENTION_CONTEXT
@@ -243,15 +250,16 @@ def _attention_rate(config: DecoderConfig, kernels: Kernels, cache: CacheKind) -
     )
 
 
-def _read_rate(size: int) -> float:
+def read_rate(size: int) -> float:
     """Bytes a second of the faster of two plain passes over a buffer: a sum, and a product with a short vector."""
     width = 4096
     buffer = torch.zeros((size // 4 // width, width))
     vector = torch.ones(width)
-    return size / min(_best_seconds(buffer.sum), _best_seconds(lambda: torch.mv(buffer, vector)))
+    return size / min(best_seconds(buffer.sum), best_seconds(lambda: torch.mv(buffer, vector)))
 
 
-def _best_seconds(act: Callable[[], object]) -> float:
+def best_seconds(act: Callable[[], object]) -> float:
+    """The least seconds that it took in several tries."""
     act()
     best = float("inf")
     started = time.perf_counter()
