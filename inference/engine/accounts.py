@@ -6,6 +6,7 @@ import time
 from collections import Counter
 
 from inference.cache.pages import PAGE_TOKENS
+from inference.kernels.base import CacheTraffic
 from inference.loading import LoadedModel
 from inference.memory.ring import StreamStats
 from inference.planner.meter import StepMeter
@@ -27,7 +28,9 @@ class Accounts:
         self.ended: Counter[FinishReason] = Counter()
         self.meter = StepMeter()
         self._decoder = model.decoder
+        self._cache = model.cache
         self.streamed = StreamStats()  # up to the last step
+        self.cache_traffic = CacheTraffic()  # up to the last step
         self.work = WorkFormula.of(
             model.manifest.config,
             layer_bytes=model.decoder.layer_nbytes,
@@ -38,7 +41,7 @@ class Accounts:
     def record(self, slices: list[Slice], started: float, seconds: float) -> float:
         """A step that began at `started` (of perf_counter) and took so long itself, others within it not counted.
 
-        Returns the seconds in which it waited for weights from disk.
+        Returns the seconds in which it waited for a disk.
         """
         lengths = [(piece.count, piece.start + piece.count) for piece in slices]
         shape = self.work.shape(lengths, sum(piece.yields_token for piece in slices))
@@ -49,6 +52,9 @@ class Accounts:
         ended = time.perf_counter()
         before, self.streamed = self.streamed, self._decoder.stream_stats() or self.streamed
         since = self.streamed.since(before)
+        cache_waited = -self.cache_traffic.waited_seconds
+        self.cache_traffic = self._cache.traffic
+        cache_waited += self.cache_traffic.waited_seconds
         self.meter.record(
             started, ended, seconds, shape, sequences=len(slices), prefill_rows=prefill_rows, streamed=since
         )
@@ -56,7 +62,7 @@ class Accounts:
         self.steps += 1
         self.sequence_steps += len(slices)
         self.busy_seconds += seconds
-        return since.waited_seconds
+        return since.waited_seconds + cache_waited
 
     @property
     def mean_batch_size(self) -> float:

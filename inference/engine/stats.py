@@ -17,6 +17,8 @@ class EngineStats:
     cache_pages_used: held by sequences now; _peak: at most so far; _idle: kept for prompts that begin alike.
     streamed_bytes: of weights, read from disk; streaming_seconds: in which at least one read was under way;
     stream_waited_seconds: in which computing waited for weights.
+    cache_bytes_read, cache_bytes_written: of keys and values that lie on disk; cache_waited_seconds: in which computing
+    waited for them.
     threads: at most; threads_now: fewer where other processes hold the processor.
     """
 
@@ -43,6 +45,9 @@ class EngineStats:
     streamed_bytes: int
     streaming_seconds: float
     stream_waited_seconds: float
+    cache_bytes_read: int
+    cache_bytes_written: int
+    cache_waited_seconds: float
     compute: str
     kernels: str
     threads: int

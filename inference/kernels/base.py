@@ -91,6 +91,14 @@ def page_head_bytes(kind: CacheKind, head_dim: int) -> int:
     return 2 * head_dim * PAGE_TOKENS * bits // 8 + scales
 
 
+class CacheTraffic(NamedTuple):
+    """Pages between a cache and a disk, so far, and the seconds in which computing waited for them."""
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+    waited_seconds: float = 0.0
+
+
 class KeyValueCache:
     """The pages of every layer. Zeroed memory is lent by the operating system only when a page is first written."""
 
@@ -113,6 +121,11 @@ class KeyValueCache:
     def step(self, batch: StepBatch) -> Iterator[StepPages]:
         """The pages of a step, layer by layer. Begins to fetch, and at the end lets go, of what lies elsewhere."""
         yield _PagesInMemory(self.layers, batch)
+
+    @property
+    def traffic(self) -> CacheTraffic:
+        """With a disk; none where everything lies in memory."""
+        return CacheTraffic()
 
     @property
     def nests(self) -> bool:

@@ -8,10 +8,10 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -88,7 +88,7 @@ def test_outputs_are_the_same_bits_as_from_memory_in_any_mix(
         resident.run(mix)  # which keeps what each request gives alone, in memory
         check.run(mix)
     assert check.tally.prefix_hit_tokens and check.tally.preemptions and check.tally.cancelled
-    assert cache.bytes_read and cache.bytes_written
+    assert cache.traffic.bytes_read and cache.traffic.bytes_written
     assert check.tally.steps_within_steps == 0
 
 
@@ -112,8 +112,9 @@ def test_a_plan_spills_what_it_says_and_streams_weights_besides(
         one.token_ids for one in engine_of(resident).generate(prompts, GREEDY)
     ]
     cache = engine._model.cache
-    assert isinstance(cache, SpilledCache) and cache.path.parent == tmp_path and cache.bytes_read
-    assert engine.stats().streamed_bytes
+    assert isinstance(cache, SpilledCache) and cache.path.parent == tmp_path and cache.traffic.bytes_read
+    stats = engine.stats()
+    assert stats.streamed_bytes and stats.cache_bytes_read and stats.cache_bytes_written
 
 
 def test_layers_that_a_model_has_not_got_cannot_be_spilled(store: Path, tmp_path: Path) -> None:
@@ -160,11 +161,11 @@ def test_pages_that_hold_nothing_yet_are_not_read(store: Path, tmp_path: Path) -
     page = cache.page_bytes
     engine.generate([prompt_of(2 * PAGE_TOKENS, 1)], SamplingParams(max_tokens=1, ignore_eos=True))
     cache._ring.settle()
-    assert cache.bytes_read == 0 and cache.bytes_written == 2 * page
+    assert cache.traffic.bytes_read == 0 and cache.traffic.bytes_written == 2 * page
     engine.generate([prompt_of(2 * PAGE_TOKENS, 2)], SamplingParams(max_tokens=3, ignore_eos=True))
     cache._ring.settle()
     # The second token's page is fresh; for the third token, all three pages are read.
-    assert cache.bytes_read == (2 + 3) * page and cache.bytes_written == (2 + 2 + 1 + 1) * page
+    assert cache.traffic.bytes_read == (2 + 3) * page and cache.traffic.bytes_written == (2 + 2 + 1 + 1) * page
 
 
 def test_a_step_is_cut_where_pages_no_longer_fit(store: Path) -> None:
@@ -181,6 +182,25 @@ def test_a_step_is_cut_where_pages_no_longer_fit(store: Path) -> None:
     assert [len(plan.changed) for plan in plans] == [3, 4, 2]
     with pytest.raises(ValueError, match="4 pages does not fit into buffers of 3"):
         partition(batch, 3)
+
+
+def test_layers_with_a_window_read_only_what_it_shows(tmp_path: Path, tiny_llama: Callable[..., Any]) -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(20261201)
+    config = MistralConfig(**tiny_llama().config.to_dict() | {"sliding_window": 40})
+    MistralForCausalLM(config).save_pretrained(tmp_path / "model")
+    import_model(tmp_path / "model", tmp_path / "store")
+    model = loaded(tmp_path / "store", "int8")
+    spilled, cache = spilling(model, tmp_path, frozenset([0, 1, 2]))
+    prompts = [prompt_of(length, length) for length in (300, 45, 100)]
+    theirs = engine_of(model).generate(prompts, GREEDY)
+    assert [one.token_ids for one in engine_of(spilled).generate(prompts, GREEDY)] == [one.token_ids for one in theirs]
+    before = cache.traffic.bytes_read
+    engine_of(spilled).generate([prompts[0]], replace(GREEDY, max_tokens=2))
+    # The prompt's second piece begins at token 256 and sees from token 217 on: pages 6 and 7. The token after it, at
+    # position 300, sees from 261 on: pages 8 and 9.
+    assert cache.traffic.bytes_read - before == 4 * cache.page_bytes
 
 
 def test_a_sequence_that_no_buffer_holds_is_refused(store: Path, tmp_path: Path) -> None:

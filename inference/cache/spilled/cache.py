@@ -11,7 +11,16 @@ from inference.cache.spilled.partition import PartPlan, holders, partition
 from inference.cache.spilled.ring import PageRing, Unit
 from inference.cache.spilled.sizes import BUFFERS, READERS, buffer_pages, layer_page_bytes, spilled_memory_bytes
 from inference.errors import CacheLost
-from inference.kernels.base import CacheKind, KeyValueCache, LayerCache, Part, StepPages, lazy_pages, pages_over
+from inference.kernels.base import (
+    CacheKind,
+    CacheTraffic,
+    KeyValueCache,
+    LayerCache,
+    Part,
+    StepPages,
+    lazy_pages,
+    pages_over,
+)
 from inference.model.batch import StepBatch
 from inference.model.config import DecoderConfig
 
@@ -64,14 +73,8 @@ class SpilledCache(KeyValueCache):
         return self._file.path
 
     @property
-    def bytes_read(self) -> int:
-        """From disk, so far."""
-        return self._file.bytes_read
-
-    @property
-    def bytes_written(self) -> int:
-        """To disk, so far."""
-        return self._file.bytes_written
+    def traffic(self) -> CacheTraffic:
+        return CacheTraffic(self._file.bytes_read, self._file.bytes_written, self._ring.waited_seconds)
 
     @property
     def nbytes(self) -> int:
@@ -87,8 +90,10 @@ class SpilledCache(KeyValueCache):
 
     @contextmanager
     def step(self, batch: StepBatch) -> Iterator[StepPages]:
-        plans = partition(batch, self._ring.capacity)
-        self._ring.begin([Unit(slot, plan) for slot in range(len(self._slot)) for plan in plans])
+        windows = {index: self._config.layer(index).window for index in self._slot}
+        cut = {window: partition(batch, self._ring.capacity, window) for window in set(windows.values())}
+        plans = {index: cut[window] for index, window in windows.items()}
+        self._ring.begin([Unit(slot, plan) for index, slot in self._slot.items() for plan in plans[index]])
         try:
             yield _SpilledStep(self, batch, plans)
         finally:
@@ -105,12 +110,12 @@ class SpilledCache(KeyValueCache):
             layer.pages[target] = layer.pages[source]
         self._ring.copy(len(self._slot), source, target)
 
-    def parts(self, index: int, batch: StepBatch, plans: list[PartPlan]) -> Iterator[Part]:
+    def parts(self, index: int, batch: StepBatch, plans: dict[int, list[PartPlan]]) -> Iterator[Part]:
         """A layer's parts within `step`."""
         if index not in self._slot:
             yield Part(slice(None), batch, self.layers[index])
             return
-        for plan in plans:
+        for plan in plans[index]:
             filled = self._ring.take()
             if filled.lost:
                 raise self._trouble(batch, filled.lost)
@@ -126,7 +131,7 @@ class SpilledCache(KeyValueCache):
 
 
 class _SpilledStep:
-    def __init__(self, cache: SpilledCache, batch: StepBatch, plans: list[PartPlan]) -> None:
+    def __init__(self, cache: SpilledCache, batch: StepBatch, plans: dict[int, list[PartPlan]]) -> None:
         self._cache = cache
         self._batch = batch
         self._plans = plans

@@ -18,10 +18,11 @@ Table = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class PartPlan:
-    """Segments that follow one another, and the same for every layer.
+    """Segments that follow one another; the same for every layer with the same window.
 
-    rows: theirs. batch: of these alone, over the buffer. kept: pages that hold something before the step, by number.
-    fresh: places in the buffer of pages that hold nothing yet. changed: pages that the step writes to, by number.
+    rows: theirs. batch: of these alone, over the buffer. kept: pages that hold what the step reads, by number.
+    fresh: places in the buffer of pages that hold nothing yet, or nothing that is read. changed: pages that the step
+    writes to, by number.
     """
 
     rows: slice
@@ -31,14 +32,19 @@ class PartPlan:
     changed: list[Place]
 
 
-def partition(batch: StepBatch, capacity: int) -> list[PartPlan]:
-    """As few parts as can be without changing the order. ValueError where one sequence's pages exceed the capacity."""
+def partition(batch: StepBatch, capacity: int, window: int = 0) -> list[PartPlan]:
+    """As few parts as can be without changing the order. ValueError where one sequence's pages exceed the capacity.
+
+    window: tokens that a row of the layer sees, itself among them; what lies before is not kept. 0: all.
+    """
     contexts = np.array([context for _, context in batch.lengths])
     begins = contexts - np.array([count for count, _ in batch.lengths])
     table: Table = batch.page_table.numpy()
     columns = np.arange(table.shape[1])
     held = columns < -(-contexts // PAGE_TOKENS)[:, None]
     kept = columns < -(-begins // PAGE_TOKENS)[:, None]
+    if window:
+        kept &= columns >= (np.maximum(begins + 1 - window, 0) // PAGE_TOKENS)[:, None]
     changed = held & (columns >= (begins // PAGE_TOKENS)[:, None])
     plans = []
     for first, last in _groups(table, held, capacity):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence as Several
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -49,6 +50,7 @@ class PageRing:
 
     capacity: pages that a buffer holds. Reading threads fill free buffers with the units to come. One thread writes, so
     that what was written last is what stays; a page is read only when all that was to be written to it has been.
+    waited_seconds: in which `take` waited, so far.
     """
 
     def __init__(self, file: PageFile, *, buffers: int, capacity: int, readers: int) -> None:
@@ -56,7 +58,7 @@ class PageRing:
         self._file = file
         self._size = capacity * file.page_bytes
         self._free = [Buffer(self._size) for _ in range(buffers)]
-        self.nbytes = sum(buffer.nbytes for buffer in self._free)
+        self.waited_seconds = 0.0
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="cache-reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="cache-writer")
         self._changed = threading.Condition()  # guards all that follows, and _free
@@ -74,11 +76,13 @@ class PageRing:
 
     def take(self) -> Filled:
         """The next unit, when it has been read."""
+        started = time.perf_counter()
         with self._changed:
             while not self._filling:
                 self._changed.wait()
             self._taken = filling = self._filling.popleft()
         lost = [page for read in filling.reads for page in read.result()]
+        self.waited_seconds += time.perf_counter() - started
         return Filled(filling.unit, filling.buffer.tensor[: self._size], filling.rows, lost)
 
     def give_back(self) -> None:
