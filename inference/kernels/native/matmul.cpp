@@ -57,6 +57,7 @@ struct Product {
     const uint8_t* factors = nullptr;
     int64_t group = 0;
     int64_t from = 0;
+    bool comes_first = true;  // no rows before these have met the weights
 
     int64_t panel_count() const { return (outputs + LANES - 1) / LANES; }
     bool is_large() const { return !nibbles && panel_count() * k_tiles * TILE_BYTES > OWN_CACHE_BYTES; }
@@ -198,7 +199,7 @@ void by_tiles(const Product& product, const uint8_t* rows, int64_t row, int64_t 
     if constexpr (A_TILES > 1) _tile_zero(2);
     if constexpr (A_TILES > 1 && B_TILES > 1) _tile_zero(3);
     for (int64_t tile = 0; tile < product.k_tiles; tile++) {
-        if (row == 0 && product.is_large()) {  // the first to need them
+        if (row == 0 && product.comes_first && product.is_large()) {  // the first to need them
             ask_for(weights + tile * TILE_BYTES + AHEAD_BYTES);
             if constexpr (B_TILES > 1) ask_for(weights + apart + tile * TILE_BYTES + AHEAD_BYTES);
         }
@@ -309,6 +310,37 @@ void one_pass_of_nibbles(const Product& product, const uint8_t* rest, int64_t pa
 
 #endif  // AMX
 
+// Rows from `first` to `last` of the product.
+Product some_rows(Product product, int64_t first, int64_t last) {
+    product.rows += first * product.stride;
+    if (product.best) {
+        product.best += first * LANES;
+        product.best_at += first * LANES;
+    } else {
+        product.y += first * product.outputs;
+    }
+    product.comes_first = product.comes_first && first == 0;
+    product.count = last - first;
+    return product;
+}
+
+#if defined(__AMX_INT8__)
+
+// Of a thread's own cache, so much is for weights and for rows each.
+constexpr int64_t SHARE_BYTES = 640 * 1024;
+
+int64_t group_of_panels(int64_t k_tiles) {
+    const int64_t fitting = SHARE_BYTES / (k_tiles * TILE_BYTES) / 2 * 2;
+    return fitting < 2 ? 2 : fitting > 16 ? 16 : fitting;
+}
+
+int64_t block_of_rows(int64_t stride) {
+    const int64_t fitting = SHARE_BYTES / stride / 32 * 32;
+    return fitting < 64 ? 64 : fitting;
+}
+
+#endif
+
 // The product with int8 tiles for the panels from `first` to `last`: its own, or what 4-bit ones expand to.
 Product with_levels(Product product, int64_t first, int64_t last) {
     if (!product.nibbles) return product;
@@ -329,11 +361,23 @@ void multiply(const Product& product, int64_t first, int64_t last) {
         _tile_loadconfig(&TILE_SHAPE);
         const bool one_pass = product.nibbles && product.count <= ONE_PASS_ROWS;
         const uint8_t* rest = copied_rest(product, one_pass ? 1 : WORTH_A_TILE);
-        int64_t panel = first;
         if (one_pass)
-            for (; panel < last; panel++) one_pass_of_nibbles(product, rest, panel);
-        for (; panel + 2 <= last; panel += 2) rows_by_tiles<2>(with_levels(product, panel, panel + 2), rest, panel);
-        if (panel < last) rows_by_tiles<1>(with_levels(product, panel, last), rest, panel);
+            for (; first < last; first++) one_pass_of_nibbles(product, rest, first);
+        // Panels stay in the thread's own cache while block after block of rows passes over them, and a block's rows
+        // while panel after panel does.
+        const int64_t group = group_of_panels(product.k_tiles), block = block_of_rows(product.stride);
+        for (; first < last; first += group) {
+            const int64_t end = first + group < last ? first + group : last;
+            const Product levels = with_levels(product, first, end);
+            for (int64_t row = 0; row < product.count; row += block) {
+                const int64_t stop = row + block < product.count ? row + block : product.count;
+                const Product rows = some_rows(levels, row, stop);
+                const uint8_t* their_rest = stop == product.count ? rest : nullptr;
+                int64_t panel = first;
+                for (; panel + 2 <= end; panel += 2) rows_by_tiles<2>(rows, their_rest, panel);
+                if (panel < end) rows_by_tiles<1>(rows, their_rest, panel);
+            }
+        }
         _tile_release();
         return;
     }
@@ -348,16 +392,12 @@ void multiply(const Product& product, int64_t first, int64_t last) {
     for (; first < last; first++) rows_by_dot_products<1>(with_levels(product, first, first + 1), 0, product.count, first);
 }
 
-// Rows from `first` to `last` of the product.
-Product some_rows(Product product, int64_t first, int64_t last) {
-    product.rows += first * product.stride;
-    product.y += first * product.outputs;
-    product.count = last - first;
-    return product;
-}
-
 // With this many rows a thread, its time goes into arithmetic.
 constexpr int64_t ROWS_A_THREAD = 64;
+
+// Multiplications of a product of some milliseconds, and the parts that each thread's share is cut into there.
+constexpr int64_t LONG_PRODUCT = 1LL << 32;
+constexpr int PARTS_A_THREAD = 8;
 
 // Threads share the weights, so that each is read from memory, or expanded, once. Where there are many rows and weights
 // small enough, they share the rows as the other kernels do: what a thread has made, it reads again itself, out of its
@@ -365,10 +405,14 @@ constexpr int64_t ROWS_A_THREAD = 64;
 void multiply_by_threads(const Product& product, int threads) {
     const int64_t panels = product.panel_count();
     const bool by_rows = product.count >= ROWS_A_THREAD * threads && !product.nibbles && !product.is_large();
-    const int64_t whole = by_rows ? product.count : panels, share = (whole + threads - 1) / threads;
     const bool worth = product.count * panels * product.k_tiles * TILE_BYTES > 32 * WORTH_THREADS;
-#pragma omp parallel for num_threads(threads) schedule(static, 1) if (worth)
-    for (int part = 0; part < threads; part++) {
+    // Where a core is lent for a while to whoever reads the next weights, the others take over its parts.
+    const bool is_long = product.count * panels * product.k_tiles * TILE_BYTES > LONG_PRODUCT;
+    const int64_t whole = by_rows ? product.count : panels, wanted = is_long ? threads * PARTS_A_THREAD : threads;
+    const int64_t even = by_rows || !is_long ? 1 : 4, share = ((whole + wanted - 1) / wanted + even - 1) / even * even;
+    const int parts = (int)((whole + share - 1) / share);
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (worth)
+    for (int part = 0; part < parts; part++) {
         const int64_t first = part * share, last = first + share < whole ? first + share : whole;
         if (first >= last) continue;
         if (by_rows)
