@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import platformdirs
+import torch
 
 from inference.cache.pages import PagePool, pages_for
 from inference.cache.spilled import READERS, SpilledCache
@@ -22,24 +23,33 @@ from inference.memory.image_making import images_folder
 from inference.model.config import DecoderConfig
 from inference.model.decoder import Decoder
 from inference.model.foreign import ForeignCache, ForeignDecoder
+from inference.model.layers import LayerReader
 from inference.model.linear import fastest_compute
+from inference.model.residency import matrices_nbytes
 from inference.planner.plan import Plan
+from inference.planner.planning import make_plan
+from inference.planner.sizes import ModelSizes
+from inference.planner.workload import Workload
 from inference.scheduler import CHUNK_TOKENS
 from inference.tokenizer import Tokenizer
 from inference.weights.importer import import_model
 from inference.weights.manifest import FORMAT_VERSION, MANIFEST_NAME, StoreManifest
+from inference.weights.store import StoreReader
 from inference.weights.tokenizer_files import TOKENIZER_NAME
 
 logger = logging.getLogger(__name__)
 
 ComputeChoice = Literal["auto", "fp32", "bf16", "int8"]
 CacheChoice = Literal["auto", "fp32", "bf16", "int8", "int4"]
+_USUAL_PROMPT_TOKENS, _USUAL_NEW_TOKENS = 256, 128
+# A cache of fewer tokens is of so little use that a part of the weights had better be streamed.
+_LEAST_CACHE_TOKENS = 192
 _WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory with its cache. `tokenizer` is None for a store without one."""
+    """A model with its cache. `tokenizer` is None for a store without one, `plan` where all was loaded without one."""
 
     manifest: StoreManifest
     decoder: Decoder
@@ -47,6 +57,7 @@ class LoadedModel:
     cache: KeyValueCache
     pages: PagePool
     compute: Compute
+    plan: Plan | None = None
 
     @property
     def sequence_pages(self) -> int:
@@ -90,9 +101,10 @@ def load_model(
     plan: Plan | None = None,
     images: Path | None = None,
 ) -> LoadedModel:
-    """A model and its cache in memory, or where a plan puts them.
+    """A model and its cache: in memory where both fit, else as a plan puts them, which is made now unless given.
 
-    plan: decides about compute, cache and their sizes; only what is "auto" or the same may be given besides.
+    plan: decides about compute, cache and all sizes, whatever is given besides. Without one, what does not fit is
+    planned for as many rows as max_batch says; the host is measured first where that has not been done.
     images: the folder of layer images and of a spilled cache, by default as `images_folder` says.
     Raises ModelFormatError, StoreError, QuantizationError, MemoryBudgetError; ValueError for a plan that cannot work.
     """
@@ -103,13 +115,13 @@ def load_model(
     config = manifest.config
     budget = default_budget_bytes() if memory_bytes is None else memory_bytes
     chosen: Compute = fastest_compute() if compute == "auto" else compute
-    least = manifest.parameters * _WEIGHT_BYTES[chosen]
-    if budget < least:
-        raise MemoryBudgetError(
-            f"a budget of {budget} bytes does not hold {manifest.parameters} weights in {chosen}: they need {least}"
-        )
     tokenizer = Tokenizer.load(store) if TOKENIZER_NAME in manifest.tokenizer_files else None
     if config.is_foreign:
+        least = manifest.parameters * _WEIGHT_BYTES[chosen]
+        if budget < least:
+            raise MemoryBudgetError(
+                f"a budget of {budget} bytes does not hold {manifest.parameters} weights in {chosen}: they need {least}"
+            )
         foreign = ForeignDecoder.open(store, config, chosen)
         total = fitting_pages(config, foreign.page_bytes, budget - foreign.nbytes, max_batch, token_budget)
         store_of_states = ForeignCache(foreign.shapes, total)
@@ -123,10 +135,36 @@ def load_model(
         )
     kernels = choose_kernels(config, chosen)
     kind = cache_kind(cache, kernels)
+    parts = LayerReader(StoreReader(store), kernels)
+    if budget < _least_bytes(parts, kind, max_batch, token_budget):
+        plan = make_plan(
+            parts,
+            compute=chosen,
+            cache=kind,
+            workload=_usual_workload(config, max_batch),
+            memory_bytes=budget,
+            threads=torch.get_num_threads(),
+            images=images,
+        )
+        return _planned(store, manifest, plan, images)
     decoder = Decoder.load(store, kernels)
     total = cache_pages(config, kind, budget - decoder.nbytes, max_batch, token_budget)
     pages = KeyValueCache(config, total, kind)
     return LoadedModel(manifest, decoder, tokenizer, pages, PagePool(total, pages.clear, pages.copy), chosen)
+
+
+def _usual_workload(config: DecoderConfig, rows: int) -> Workload:
+    """What an engine is planned for whose requests nobody knows yet."""
+    prompt = min(_USUAL_PROMPT_TOKENS, -(-config.max_context // 2))
+    return Workload.uniform(rows, prompt, max(1, min(_USUAL_NEW_TOKENS, config.max_context - prompt)))
+
+
+def _least_bytes(parts: LayerReader, kind: CacheKind, max_batch: int, token_budget: int) -> int:
+    """Bytes of memory with which nothing needs to be streamed."""
+    sizes = ModelSizes.of(parts)
+    page = parts.config.layers * sizes.page_of_layer(kind)
+    whole = matrices_nbytes(parts) + sizes.embedding
+    return whole + workspace_bytes(parts.config, max_batch, token_budget) + page * pages_for(_LEAST_CACHE_TOKENS)
 
 
 def _planned(store: Path, manifest: StoreManifest, plan: Plan, images: Path | None) -> LoadedModel:
@@ -138,7 +176,7 @@ def _planned(store: Path, manifest: StoreManifest, plan: Plan, images: Path | No
     pages = _planned_cache(config, plan, kind, images)
     decoder = Decoder.load(store, kernels, plan.placement, images)
     pool = PagePool(plan.cache_pages, pages.clear, pages.copy)
-    return LoadedModel(manifest, decoder, tokenizer, pages, pool, plan.compute)
+    return LoadedModel(manifest, decoder, tokenizer, pages, pool, plan.compute, plan)
 
 
 def _planned_cache(config: DecoderConfig, plan: Plan, kind: CacheKind, images: Path | None) -> KeyValueCache:

@@ -90,7 +90,8 @@ class Engine:
         threads: of the processor, all by default. max_batch: sequences at a time. memory_bytes: for weights, cache and
         activations together; 60 % of what is available by default. token_budget: rows a step. share_prefixes: compute
         what prompts have in common at their beginnings only once; results are the same either way. plan: where the
-        model's parts lie; it decides about all but threads and share_prefixes.
+        model's parts lie; it decides about all but threads and share_prefixes. Without one, a model that memory_bytes
+        does not hold is planned for (see `load_model`).
         Raises ModelFormatError, StoreError, QuantizationError, MemoryBudgetError.
         """
         count = threads or torch.get_num_threads()
@@ -104,9 +105,14 @@ class Engine:
             memory_bytes=memory_bytes,
             plan=plan,
         )
-        if plan is not None:
-            max_batch, token_budget = plan.max_batch, plan.token_budget
+        if model.plan is not None:
+            max_batch, token_budget = model.plan.max_batch, model.plan.token_budget
         return cls(model, threads=count, max_batch=max_batch, token_budget=token_budget, share_prefixes=share_prefixes)
+
+    @property
+    def plan(self) -> Plan | None:
+        """Where the model's parts lie; None where all of it was loaded without asking."""
+        return self._model.plan
 
     @property
     def cache_page_bytes(self) -> int:

@@ -184,7 +184,7 @@ def layer_image(parts: LayerReader, folder: Path | None = None) -> LayerImage:
         key,
         lambda: _units(parts),
         total=config.layers + config.has_head,
-        expected_bytes=_expected_bytes(parts),
+        expected_bytes=matrices_nbytes(parts),
         folder=folder,
     )
 
@@ -204,7 +204,8 @@ def _matrices(parts: LayerReader, products: Mapping[str, tuple[tuple[str, ...], 
         yield Matrix(key, pieces[0].form, [piece.arrays() for piece in pieces])
 
 
-def _expected_bytes(parts: LayerReader) -> int:
+def matrices_nbytes(parts: LayerReader) -> int:
+    """Bytes of all that can be streamed, in the form that the kernels compute with; told from the manifest."""
     products = [product for index in range(parts.config.layers) for product in parts.products(index).values()]
     if parts.config.has_head:
         products.append(parts.head_product())

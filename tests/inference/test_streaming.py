@@ -217,6 +217,25 @@ def test_memory_is_that_of_the_ring_and_what_is_pinned(store_of: Callable[..., P
     assert held == image.unit("layers.2").bytes + 2 * largest
 
 
+def test_a_model_that_memory_does_not_hold_is_planned_for(tmp_path: Path) -> None:
+    import transformers
+
+    tall = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8}
+    torch.manual_seed(3)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**(TINY | tall))).save_pretrained(tmp_path / "model")
+    import_model(tmp_path / "model", tmp_path / "store")
+    settings: dict[str, Any] = {"threads": 1, "compute": "fp32", "max_batch": 2}
+    roomy = Engine.load(tmp_path / "store", memory_bytes=2**30, **settings)
+    assert roomy.plan is None
+    tight = roomy.memory_bytes_at_most - roomy._model.cache.nbytes - 16 * 2**20
+    engine = Engine.load(tmp_path / "store", memory_bytes=tight, **settings)
+    assert engine.plan is not None
+    assert engine.plan.placement.streams(8)
+    assert engine._model.decoder.nbytes + engine._model.cache.nbytes <= tight
+    assert told(engine.generate(PROMPTS, ASKED)) == told(roomy.generate(PROMPTS, ASKED))
+    assert engine.stats().streamed_bytes > 0
+
+
 # Files that are not what they were
 
 
