@@ -153,6 +153,17 @@ def load_model(
     return LoadedModel(manifest, decoder, tokenizer, pages, PagePool(total, pages.clear, pages.copy), chosen)
 
 
+def resident_bytes(path: Path | str, *, max_batch: int, token_budget: int) -> int:
+    """The least memory_bytes with which a model is loaded whole, at what "auto" chooses. Raises StoreError."""
+    store = store_at(Path(path))
+    manifest = StoreManifest.load(store)
+    compute = fastest_compute()
+    if manifest.config.is_foreign:
+        return manifest.parameters * _WEIGHT_BYTES[compute] + workspace_bytes(manifest.config, max_batch, token_budget)
+    kernels = choose_kernels(manifest.config, compute)
+    return _least_bytes(LayerReader(StoreReader(store), kernels), kernels.cache_kinds[0], max_batch, token_budget)
+
+
 def _usual_workload(config: DecoderConfig, rows: int) -> Workload:
     """What an engine is planned for whose requests nobody knows yet."""
     prompt = min(_USUAL_PROMPT_TOKENS, -(-config.max_context // 2))

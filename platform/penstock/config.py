@@ -7,14 +7,30 @@
 import json
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import platformdirs
-from pydantic import Field, ValidationError
+from pydantic import AliasChoices, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from inference.memory.budget import SizeError, parse_size
+
+
+def _size(value: object) -> object:
+    """Sizes may be written as people do: 3GB, 2.5GiB."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_size(value)
+    except SizeError as error:
+        raise ValueError(str(error)) from None
 
 
 class Config(BaseSettings):
     """Settings by environment variable; names below with `PENSTOCK_` in front, but for the two server addresses.
+
+    PENSTOCK_MEMORY_BUDGET is what a worker may take in all, its engines and itself; by default, what is free when it
+    starts, less a reserve.
 
     A variable that is set to nothing counts as not set: an empty home would be the current folder.
     """
@@ -29,7 +45,9 @@ class Config(BaseSettings):
     allowed_hosts: str = "localhost,127.0.0.1,[::1]"
     language: str = "en"
     threads: int | None = Field(default=None, ge=1)
-    memory_budget_bytes: int | None = Field(default=None, ge=1)
+    memory_budget_bytes: Annotated[int | None, BeforeValidator(_size)] = Field(
+        default=None, ge=1, validation_alias=AliasChoices("PENSTOCK_MEMORY_BUDGET", "PENSTOCK_MEMORY_BUDGET_BYTES")
+    )
     max_running_requests: int = Field(default=256, ge=1)
     worker_concurrency: int = Field(default=8, ge=1)
     shard_rows: int = Field(default=32, ge=1)

@@ -143,7 +143,7 @@ def taken_in(submit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def engine_pool() -> Iterator[Any]:
+def engine_pool(django_db_blocker: Any) -> Iterator[Any]:
     """Engines stay loaded for all tests of this folder."""
     from penstock.config import config
     from penstock.serving.hosting.engines import EnginePool
@@ -153,7 +153,8 @@ def engine_pool() -> Iterator[Any]:
     config().max_running_requests = 16
     pool = EnginePool()
     yield pool
-    pool.close()
+    with django_db_blocker.unblock():
+        pool.close()
 
 
 @pytest.fixture

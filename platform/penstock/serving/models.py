@@ -102,6 +102,28 @@ class Batch(models.Model):
         ]
 
 
+class EngineRun(models.Model):
+    """A model release loaded on an engine host: what was planned for it, and what it did until it was given up.
+
+    plan: `inference.planner.plan.Plan` as data, with its prediction; None where everything was simply kept in memory.
+    measured: what the engine has done since it was loaded, as `serving.hosting.runs` tells it.
+    """
+
+    host = models.CharField(max_length=120)
+    model_release = models.ForeignKey(ModelRelease, on_delete=models.PROTECT, related_name="engine_runs")
+    loaded_at = models.DateTimeField()
+    load_seconds = models.FloatField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+    memory_bytes = models.BigIntegerField()
+    plan = models.JSONField(null=True, blank=True)
+    measured = models.JSONField(default=dict)
+    measured_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ("-loaded_at", "-pk")
+        indexes = [models.Index(fields=["host", "-loaded_at"], name="serving_engine_run_host")]
+
+
 class Shard(models.Model):
     """The slice of a batch that one worker leases at a time. Every write of its results carries `fence`."""
 
@@ -118,6 +140,8 @@ class Shard(models.Model):
     lease_expires_at = models.DateTimeField(null=True, blank=True)
     attempts = models.PositiveIntegerField(default=0)
     dispatched_at = models.DateTimeField(null=True, blank=True)
+    # The engine that computed it last.
+    engine_run = models.ForeignKey(EngineRun, on_delete=models.SET_NULL, null=True, blank=True, related_name="shards")
 
     class Meta:
         ordering = ("batch", "number")

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -9,18 +10,26 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from django.db import DatabaseError, InterfaceError
 from django.utils.translation import gettext as _
 
 from inference.errors import InferenceError
+from inference.memory.budget import available_memory_bytes, process_bytes
 from penstock.config import config
 from penstock.registry.models import ModelRelease
+from penstock.serving.hosting.runs import begin_run, end_run, measure_run
 
 if TYPE_CHECKING:
     from inference.engine import Engine
 
 logger = logging.getLogger(__name__)
 
-KEPT_ENGINES = 2
+# Of what is free when a worker starts, so much is left to others where no budget is set.
+RESERVE_BYTES = 1024**3
+RESERVE_SHARE = 0.2
+# An engine takes what it needs to keep its weights in memory, and of what is then left so much for its cache, so that
+# another release can be loaded beside it.
+CACHE_SHARE = 0.5
 
 
 class EngineUnavailable(Exception):
@@ -38,18 +47,22 @@ class Loaded:
     name: str
     digest: str
     engine: "Engine"
+    run_id: int
     users: int = 0
     used_at: float = field(default_factory=time.monotonic)
 
 
 class EnginePool:
-    """Thread-safe. With a memory budget there is one engine at a time, for each would want the whole of it."""
+    """Thread-safe. All engines of a host share one memory budget; idle ones make room, the longest unused first."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "") -> None:
+        """host: the name under which runs are recorded, by default the machine's."""
+        self.host = host or socket.gethostname()
         self._loaded: dict[str, Loaded] = {}
         self._lock = threading.Lock()  # guards _loaded and users; never held while loading
         self._loading = threading.Lock()  # one load at a time: two at once would both count the same free memory
         self._closed = False
+        self._budget_bytes: int | None = None
 
     @contextmanager
     def use(self, release: ModelRelease) -> "Iterator[Engine]":
@@ -61,6 +74,24 @@ class EnginePool:
             with self._lock:
                 loaded.users -= 1
                 loaded.used_at = time.monotonic()
+
+    def run_id(self, release: ModelRelease) -> int | None:
+        """The run of a release that is loaded."""
+        with self._lock:
+            found = self._loaded.get(release.digest)
+            return None if found is None else found.run_id
+
+    def run_ids(self) -> list[int]:
+        """The runs of all that is loaded."""
+        with self._lock:
+            return [one.run_id for one in self._loaded.values()]
+
+    def measure(self) -> None:
+        """Writes what every loaded engine has done so far."""
+        with self._lock:
+            loaded = list(self._loaded.values())
+        for one in loaded:
+            measure_run(run_id=one.run_id, engine=one.engine)
 
     def state(self) -> list[dict[str, Any]]:
         """For each loaded engine: its release and the engine's own figures."""
@@ -79,6 +110,10 @@ class EnginePool:
             self._loaded.clear()
         for one in loaded:
             one.engine.stop()
+            try:
+                end_run(run_id=one.run_id, engine=one.engine)
+            except (DatabaseError, InterfaceError) as error:  # the host's next start ends it
+                logger.warning("the end of a run of %s is not recorded: %s", one.name, error)
 
     def _acquire(self, release: ModelRelease) -> Loaded:
         found = self._take(release)
@@ -99,18 +134,19 @@ class EnginePool:
             return found
 
     def _load(self, release: ModelRelease) -> Loaded:
-        self._make_room()
         started = time.monotonic()
         try:
-            engine = load_engine(release)
+            engine = load_engine(release, memory_bytes=self._make_room(release))
         except InferenceError as error:
             raise EngineUnavailable(
                 _("The model release '%(name)s' cannot be loaded: %(why)s") % {"name": release.name, "why": error},
                 passing=False,
             ) from error
         engine.start()
-        logger.info("loaded %s in %.1f s", release.name, time.monotonic() - started)
-        loaded = Loaded(release.name, release.digest, engine, users=1)
+        seconds = time.monotonic() - started
+        logger.info("loaded %s in %.1f s", release.name, seconds)
+        run = begin_run(host=self.host, release=release, engine=engine, load_seconds=seconds)
+        loaded = Loaded(release.name, release.digest, engine, run.pk, users=1)
         with self._lock:
             if self._closed:
                 engine.stop()
@@ -118,26 +154,61 @@ class EnginePool:
             self._loaded[release.digest] = loaded
         return loaded
 
-    def _make_room(self) -> None:
-        """Gives up idle engines, the longest unused first, until one more may be loaded."""
-        limit = 1 if config().memory_budget_bytes else KEPT_ENGINES
+    def _make_room(self, release: ModelRelease) -> int:
+        """Memory for one more engine, in bytes.
+
+        Idle engines are given up until the release fits whole. What does not fit even then is given all that is left
+        once no other engine is in use, and streams its layers.
+        """
+        needed = needed_bytes(release)
         while True:
             with self._lock:
-                if len(self._loaded) < limit:
-                    return
+                left = self._budget() - sum(one.engine.memory_bytes_at_most for one in self._loaded.values())
+                if left >= needed:
+                    return needed + int((left - needed) * CACHE_SHARE)
                 idle = [(one.used_at, digest) for digest, one in self._loaded.items() if one.users == 0]
                 if not idle:
-                    raise EngineUnavailable(
-                        _("Every engine of this host is busy with another model release."), passing=True
-                    )
+                    if self._loaded:
+                        raise EngineUnavailable(
+                            _("Every engine of this host is busy with another model release."), passing=True
+                        )
+                    return max(1, left)
                 given_up = self._loaded.pop(min(idle)[1])
             logger.info("giving up %s for another release", given_up.name)
             given_up.engine.stop()
+            end_run(run_id=given_up.run_id, engine=given_up.engine)
             del given_up
             gc.collect()
 
+    def _budget(self) -> int:
+        """For all engines together: the setting's less what the worker itself takes, or what was free at first."""
+        if self._budget_bytes is None:
+            allowed = config().memory_budget_bytes
+            if allowed is not None:
+                self._budget_bytes = allowed - process_bytes()
+            else:
+                free = available_memory_bytes()
+                self._budget_bytes = free - max(RESERVE_BYTES, int(free * RESERVE_SHARE))
+        return self._budget_bytes
 
-def load_engine(release: ModelRelease) -> "Engine":
+
+def needed_bytes(release: ModelRelease) -> int:
+    """With so much memory the release is kept in it whole. Raises EngineUnavailable."""
+    from inference.engine import DEFAULT_TOKEN_BUDGET
+    from inference.loading import resident_bytes
+
+    try:
+        return resident_bytes(
+            release.store_path, max_batch=config().max_running_requests, token_budget=DEFAULT_TOKEN_BUDGET
+        )
+    except InferenceError as error:
+        raise EngineUnavailable(
+            _("The model release '%(name)s' cannot be loaded: %(why)s") % {"name": release.name, "why": error},
+            passing=False,
+        ) from error
+
+
+def load_engine(release: ModelRelease, *, memory_bytes: int) -> "Engine":
     """Raises inference.errors.InferenceError."""
     from inference.engine import Engine
 
@@ -146,5 +217,5 @@ def load_engine(release: ModelRelease) -> "Engine":
         release.store_path,
         threads=settings.threads,
         max_batch=settings.max_running_requests,
-        memory_bytes=settings.memory_budget_bytes,
+        memory_bytes=memory_bytes,
     )

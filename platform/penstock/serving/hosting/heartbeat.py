@@ -12,6 +12,7 @@ from django.db.models.functions import Now
 from penstock.config import config
 from penstock.serving import leases
 from penstock.serving.hosting.host import EngineHostProcess
+from penstock.serving.hosting.runs import end_runs_of
 from penstock.serving.models import EngineHost
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,9 @@ class Heartbeat:
         """Writes the host's row and prolongs its leases. Raises DatabaseError, InterfaceError."""
         leases.renew(self.host.owner)
         written = {"url": self.url, "facts": self.facts, "state": self.state(), "heartbeat_at": Now()}
+        self.host.engines.measure()
         if not self.enrolled:
+            end_runs_of(host=self.host.engines.host, but=self.host.engines.run_ids())
             leases.end_leases_of_the_dead(self.host.name)
             EngineHost.objects.update_or_create(name=self.host.name, defaults={**written, "started_at": Now()})
             self.enrolled = True

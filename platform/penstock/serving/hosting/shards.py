@@ -14,11 +14,12 @@ from django.utils.translation import gettext as _
 from inference.errors import InferenceError
 from inference.request import Completion, GenerationRequest
 from penstock.config import config
-from penstock.registry.models import LatencyClass
+from penstock.registry.models import LatencyClass, ModelRelease
 from penstock.serving import dispatch, leases
 from penstock.serving.completion import LeaseLost, Result, contract_of, record_results, unfinished
 from penstock.serving.hosting.engines import EngineUnavailable
 from penstock.serving.hosting.host import EngineHostProcess
+from penstock.serving.hosting.runs import tie_shard
 from penstock.serving.models import Batch, Request, Shard
 from penstock.serving.prompts import PRIORITIES, bound_sampling_of, prompt_token_ids, tokenizer_of
 from penstock.serving.rejection import Rejected
@@ -92,6 +93,7 @@ class ShardRun:
         release = shard.batch.model_release
         try:
             with self.host.engines.use(release) as engine:
+                self._tie(release)
                 try:
                     self._feed(engine)
                     self._collect(engine)
@@ -110,6 +112,11 @@ class ShardRun:
         if not unfinished(shard.batch_id):
             dispatch.wake_finalize(shard.batch_id)
         return True
+
+    def _tie(self, release: ModelRelease) -> None:
+        run_id = self.host.engines.run_id(release)
+        if run_id is not None:
+            tie_shard(shard_id=self.claim.shard.pk, fence=self.claim.lease.fence, run_id=run_id)
 
     def _feed(self, engine: "Engine") -> None:
         tokenizer = tokenizer_of(self.claim.shard.batch.model_release)

@@ -20,12 +20,15 @@ def likely_release() -> ModelRelease | None:
 
 
 def warm(engines: EnginePool) -> None:
-    """Loads the likely release's engine and the checks of outputs. What fails here is told when a request needs it."""
+    """Loads the likely release's engine and the checks of outputs. What fails here is told when a request needs it.
+
+    The host's peaks are measured for it, once a host: against them every run is told what bound it.
+    """
     try:
         release = likely_release()
         if release is not None:
-            with engines.use(release):
-                pass
+            with engines.use(release) as engine:
+                engine.peaks()
         warm_up()
     except EngineUnavailable as error:
         logger.warning("%s", error)
