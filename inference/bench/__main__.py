@@ -11,6 +11,8 @@ from pathlib import Path
 from inference.bench.invariance import add_invariance
 from inference.bench.json_outputs import json_counts
 from inference.bench.measure import result_line, run_rows, show, warm_up
+from inference.bench.offload import add_offload
+from inference.bench.plan_checks import add_plan_accuracy, add_plan_grid
 from inference.bench.prompts import (
     ITEM_NEW,
     ITEM_TOKENS,
@@ -68,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     load.add_argument("--idle-requests", type=int, default=40, help="timed one by one on the idle engine (default 40)")
     for workload in (resident, shared, forms, load):
         workload.set_defaults(run=_run)
+    add_offload(workloads, _positive)
+    add_plan_accuracy(workloads)
+    add_plan_grid(workloads, _positive)
     add_invariance(workloads)
     add_soak(workloads)
     return parser

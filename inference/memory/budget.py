@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from inference.errors import InferenceError
 DEFAULT_SHARE = 0.6
 _GROUPS = Path("/sys/fs/cgroup")
 _PROCESS = Path("/proc/self")
+_V1_PREFIX = "total_"  # of what a group and those below it hold
 
 # What the interpreter's and the libraries' files hold of the page cache while they are in use: under a limit their
 # pages count, and where they are pushed out every step waits for them.
@@ -74,6 +76,22 @@ def group_limit_bytes(process: Path = _PROCESS, groups: Path = _GROUPS) -> int |
     return min((limit for limit, _ in _limits(process, groups)), default=None)
 
 
+def group_peak_bytes(process: Path = _PROCESS, groups: Path = _GROUPS) -> int | None:
+    """What this process's own control group has held at most, page cache included; None where that is not told."""
+    for group, first in _memory_groups(process, groups):
+        with contextlib.suppress(OSError, ValueError):
+            return int((group / ("memory.max_usage_in_bytes" if first else "memory.peak")).read_text())
+    return None
+
+
+def group_page_cache_bytes(process: Path = _PROCESS, groups: Path = _GROUPS) -> int | None:
+    """What this process's own control group holds of the page cache now; None where that is not told."""
+    for group, first in _memory_groups(process, groups):
+        with contextlib.suppress(OSError, ValueError):
+            return _page_cache(group, _V1_PREFIX if first else "")
+    return None
+
+
 def process_bytes() -> int:
     """What this process takes without any model: its own memory, and the libraries' files that it works with."""
     try:
@@ -91,6 +109,24 @@ def default_budget_bytes() -> int:
 
 def _limits(process: Path, groups: Path) -> Iterator[tuple[int, int]]:
     """(limit, used without page cache) of each limited group, from the process's own up to the root."""
+    for group, first in _memory_groups(process, groups):
+        limit_name, used_name, prefix = (
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", _V1_PREFIX)
+            if first
+            else ("memory.max", "memory.current", "")
+        )
+        try:
+            limit = (group / limit_name).read_text().strip()
+            used = int((group / used_name).read_text()) - _page_cache(group, prefix)
+        except (OSError, ValueError):
+            continue  # a root without limits, or a group that is not shown to this process
+        # Version 1 says "no limit" as a number near 2 ** 63.
+        if limit != "max" and int(limit) < 2**60:
+            yield int(limit), max(0, used)
+
+
+def _memory_groups(process: Path, groups: Path) -> Iterator[tuple[Path, bool]]:
+    """(folder, whether of version 1) of each control group that this process is in, its own first, then upwards."""
     try:
         lines = (process / "cgroup").read_text().splitlines()
     except OSError:
@@ -98,24 +134,11 @@ def _limits(process: Path, groups: Path) -> Iterator[tuple[int, int]]:
     for line in lines:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        first = controllers == "memory" or "memory" in controllers.split(",")
+        first = "memory" in controllers.split(",")
         if not first and controllers:
             continue
-        root = groups / "memory" if first else groups
-        limit_name, used_name, prefix = (
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-            if first
-            else ("memory.max", "memory.current", "")
-        )
-        for group in _upwards(root, path):
-            try:
-                limit = (group / limit_name).read_text().strip()
-                used = int((group / used_name).read_text()) - _page_cache(group, prefix)
-            except (OSError, ValueError):
-                continue  # a root without limits, or a group that is not shown to this process
-            # Version 1 says "no limit" as a number near 2 ** 63.
-            if limit != "max" and int(limit) < 2**60:
-                yield int(limit), max(0, used)
+        for group in _upwards(groups / "memory" if first else groups, path):
+            yield group, first
 
 
 def _upwards(root: Path, path: str) -> Iterator[Path]:
