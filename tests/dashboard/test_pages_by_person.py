@@ -48,6 +48,7 @@ THINGS = (
 )
 # What these give is looked at in tests of their own.
 ELSEWHERE = (
+    "host",
     "controls",
     "controls-matrix",
     "controls-statement",
@@ -84,6 +85,7 @@ def arguments(world: Any) -> dict[str, dict[str, str]]:
         "pilot-act": {**pilot, "act": "stop"},
         "key-revoke": {"prefix": world.key.prefix},
         "person-role": {"username": "operator"},
+        "host": {"name": "night-host"},
     }
 
 

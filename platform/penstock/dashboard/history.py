@@ -24,6 +24,7 @@ KINDS: dict[str, Promise] = {
     "release.evaluated": _("Release evaluated"),
     "release.approved": _("Release approved"),
     "release.withdrawn": _("Release withdrawn"),
+    "release.loaded": _("Release loaded on a host"),
     "batch.created": _("Batch created"),
     "batch.started": _("Batch started"),
     "batch.cancelled": _("Batch cancelled"),

@@ -13,6 +13,7 @@ from penstock.dashboard.views import (
     controls,
     fairness,
     frame,
+    hosts,
     ledger,
     overview,
     pilots,
@@ -34,6 +35,7 @@ OPEN: list[URLPattern | URLResolver] = [
 PAGES: dict[str, tuple[str, Callable[..., HttpResponseBase]]] = {
     "overview": ("", overview.index),
     "overview-batches": ("overview/batches/", overview.batches),
+    "host": ("hosts/<str:name>/", hosts.detail),
     "tasks": ("tasks/", tasks.index),
     "task-new": ("new/task/", tasks.create),
     "task": ("tasks/<slug:name>/", tasks.detail),

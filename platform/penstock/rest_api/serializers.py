@@ -12,8 +12,8 @@ from penstock.pilots.models import Pilot
 from penstock.registry.models import ModelRelease, ReleaseEvaluation, Task, TaskVersion
 from penstock.registry.selectors import releases_visible_to, transitions_open_to
 from penstock.registry.services.tasks import CONTENT_FIELDS
-from penstock.serving.models import Batch, Request
-from penstock.serving.selectors import progress
+from penstock.serving.models import Batch, EngineRun, Request
+from penstock.serving.selectors import progress, runs_of_batch
 from penstock.telemetry.models import RateCard
 
 
@@ -172,12 +172,39 @@ class BatchSerializer(serializers.ModelSerializer[Batch]):
         read_only_fields = fields
 
 
+class EngineRunSerializer(serializers.ModelSerializer[EngineRun]):
+    """An engine that computed a batch: its plan with what it predicted, and what the engine has reached."""
+
+    model_release = serializers.SlugRelatedField[ModelRelease](slug_field="name", read_only=True)
+
+    class Meta:
+        model = EngineRun
+        fields = [
+            "id",
+            "host",
+            "model_release",
+            "loaded_at",
+            "load_seconds",
+            "ended_at",
+            "memory_bytes",
+            "plan",
+            "measured",
+            "measured_at",
+        ]
+        read_only_fields = fields
+
+
 class BatchDetailSerializer(BatchSerializer):
     progress = serializers.SerializerMethodField()
+    engine_runs = serializers.SerializerMethodField()
 
     class Meta(BatchSerializer.Meta):
-        fields = [*BatchSerializer.Meta.fields, "progress"]
+        fields = [*BatchSerializer.Meta.fields, "progress", "engine_runs"]
         read_only_fields = fields
+
+    @extend_schema_field(EngineRunSerializer(many=True))
+    def get_engine_runs(self, batch: Batch) -> list[dict[str, Any]]:
+        return list(EngineRunSerializer(runs_of_batch(batch), many=True).data)
 
     @extend_schema_field(ProgressSerializer)
     def get_progress(self, batch: Batch) -> dict[str, Any]:

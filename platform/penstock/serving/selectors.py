@@ -7,7 +7,7 @@ from django.db.models import Count, Max, Min, Q, QuerySet, Sum
 from django.utils import timezone
 
 from penstock.accounts.access import Person, visible_to
-from penstock.serving.models import Batch, EngineHost, File, Request
+from penstock.serving.models import Batch, EngineHost, EngineRun, File, Request
 
 RATE_WINDOW = timedelta(seconds=30)
 HOST_SILENT = timedelta(seconds=20)
@@ -68,6 +68,16 @@ def requests_visible_to(user: Person) -> QuerySet[Request]:
 def engine_hosts() -> QuerySet[EngineHost]:
     """The installation's hosts; whoever is signed in may see them."""
     return EngineHost.objects.all()
+
+
+def runs_of_host(host: EngineHost) -> QuerySet[EngineRun]:
+    """What a host has loaded, the latest first; whoever is signed in may see it, as the host itself."""
+    return EngineRun.objects.filter(host=host.name).select_related("model_release")
+
+
+def runs_of_batch(batch: Batch) -> QuerySet[EngineRun]:
+    """The engines that computed a batch's shards, the latest first. For those who may see the batch."""
+    return EngineRun.objects.filter(shards__batch=batch).select_related("model_release").distinct()
 
 
 def is_alive(host: EngineHost) -> bool:

@@ -21,6 +21,7 @@ from penstock.dashboard import charts
 from penstock.dashboard.access import viewer
 from penstock.dashboard.acts import REFUSALS, Act, confirm, refuse
 from penstock.dashboard.downloads import download
+from penstock.dashboard.engine_runs import shown
 from penstock.dashboard.evidence_bundle import bundle
 from penstock.dashboard.evidence_check import verify_requests
 from penstock.dashboard.forms.batches import BatchFilter, BatchForm
@@ -32,7 +33,14 @@ from penstock.serving.blobs import BlobMissing, open_blob
 from penstock.serving.bodies import CHAT_COMPLETIONS
 from penstock.serving.models import Batch, Request
 from penstock.serving.records import request_lines
-from penstock.serving.selectors import Progress, batches_visible_to, files_visible_to, progress, requests_visible_to
+from penstock.serving.selectors import (
+    Progress,
+    batches_visible_to,
+    files_visible_to,
+    progress,
+    requests_visible_to,
+    runs_of_batch,
+)
 from penstock.serving.services import cancel_batch, create_batch, create_file
 from penstock.serving.services.batches import RUNNERS
 from penstock.telemetry.evidence import EXPORTERS
@@ -133,6 +141,7 @@ def detail(request: HttpRequest, batch_id: str) -> HttpResponse:
         "checkpoint": ledger.latest_checkpoint(),
         "key": ledger_key().verifier,
         "history": history(batch.pk),
+        "runs": [shown(run) for run in runs_of_batch(batch)],
         "may_export": has_role(user, batch.team, *EXPORTERS),
         "may_cancel": batch.status in CANCELLABLE and has_role(user, batch.team, *RUNNERS),
     }

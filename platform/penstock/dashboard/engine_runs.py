@@ -1,0 +1,74 @@
+"""Engine runs as a page shows them: where the model lay, what was predicted, what came, and what bound it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.utils.functional import Promise
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
+
+from penstock.serving.models import EngineRun
+
+BOUND_BY: dict[str, Promise] = {
+    "disk": _("The disk: the engine waited for weights that do not fit into memory. More memory, or 4-bit weights."),
+    "memory": _("Memory bandwidth: weights and cache are read as fast as memory gives them. A larger batch uses more."),
+    "arithmetic": _("Arithmetic: the processor's products run near their limit. Only more cores would help."),
+    "overhead": _("Overhead: the work between the large products, such as norms, attention and sampling."),
+    "idle": _("Idle: there was not enough work for the engine. Larger batches, or more requests at a time."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A rate that was predicted, and what was measured; ratio: measured / predicted. Tokens a second."""
+
+    name: str | Promise
+    predicted: float | None
+    measured: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        return self.measured / self.predicted if self.predicted and self.measured else None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRun:
+    run: EngineRun
+    placement: str
+    rates: tuple[Compared, ...]
+    bound_by: str | Promise
+    streamed_share: float | None
+    """Of the time of its steps, that the engine waited for the disk."""
+
+
+def shown(run: EngineRun) -> ShownRun:
+    predicted: dict[str, Any] = (run.plan or {}).get("predicted") or {}
+    measured = run.measured
+    rates = tuple(
+        Compared(name, predicted.get(key), measured.get(key))
+        for name, key in (
+            (_("Prompts"), "prefill_tokens_per_s"),
+            (_("Output, while decoding"), "decode_tokens_per_s"),
+            (_("Output, over all"), "output_tokens_per_s"),
+        )
+    )
+    busy = measured.get("busy_seconds")
+    waited = measured["waited_seconds"] / busy if busy and measured.get("streamed_bytes") else None
+    return ShownRun(run, placement(run), rates, BOUND_BY.get(measured.get("bound_by", ""), ""), waited)
+
+
+def placement(run: EngineRun) -> str:
+    """Where the model's parts lie, in a sentence."""
+    if not run.plan or not run.plan["placement"]["ring"]:
+        return str(_("All weights in memory."))
+    pinned, spilled = len(run.plan["placement"]["pinned"]), len(run.plan["placement"]["spilled"])
+    text = ngettext(
+        "%(n)d layer stays in memory, the others are read from disk in each step.",
+        "%(n)d layers stay in memory, the others are read from disk in each step.",
+        pinned,
+    ) % {"n": pinned}
+    if spilled:
+        text += " " + ngettext(
+            "The cache of %(n)d layer lies on disk.", "The cache of %(n)d layers lies on disk.", spilled
+        ) % {"n": spilled}
+    return text

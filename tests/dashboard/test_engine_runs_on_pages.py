@@ -1,0 +1,115 @@
+"""How a batch ran, on its page, its host's page and through REST: prediction beside what was measured."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from inference.memory.placement import Placement
+from inference.planner.plan import Plan, Predicted
+from inference.planner.workload import Workload
+from penstock.serving.models import EngineHost, EngineRun, Shard
+
+pytestmark = pytest.mark.django_db
+
+PREDICTED = Predicted(
+    prefill_tokens_per_s=400.0,
+    decode_tokens_per_s=100.0,
+    output_tokens_per_s=50.0,
+    seconds=10.0,
+    prefill_seconds=5.0,
+    decode_seconds=5.0,
+    step_seconds=1.0,
+    steps=10,
+    peak_memory_bytes={"host": 10**9, "disk": 2 * 10**9},
+    streamed_bytes_per_step=10**9,
+    bound_by="disk",
+)
+PLAN = Plan(
+    placement=Placement(frozenset({0, 2}), ring=3, readers=2, spilled=frozenset({1})),
+    compute="int8",
+    cache="int8",
+    cache_pages=64,
+    max_batch=8,
+    token_budget=512,
+    memory_bytes=10**9,
+    workload=Workload.uniform(100, 64, 16),
+    predicted=PREDICTED,
+)
+
+
+@pytest.fixture
+def run(world: Any) -> EngineRun:
+    now = timezone.now()
+    EngineHost.objects.create(
+        name="night-host",
+        url="http://127.0.0.1:1",
+        facts={"processor": "A processor", "cores": 2, "threads": 2, "memory_bytes": 24 * 10**9, "devices": []},
+        state={"status": "running", "engines": []},
+        started_at=now,
+        heartbeat_at=now,
+    )
+    made = EngineRun.objects.create(
+        host="night-host",
+        model_release=world.done.model_release,
+        loaded_at=now,
+        load_seconds=2.5,
+        memory_bytes=10**9,
+        plan=PLAN.as_dict(),
+        measured={
+            "steps": 10,
+            "busy_seconds": 10.0,
+            "output_tokens": 450,
+            "output_tokens_per_s": 45.0,
+            "prefill_tokens_per_s": 420.0,
+            "decode_tokens_per_s": 80.0,
+            "mean_batch_size": 7.5,
+            "streamed_bytes": 9 * 10**9,
+            "streamed_bytes_per_s": 1.2 * 10**9,
+            "waited_seconds": 6.0,
+            "fraction_of_limit": None,
+            "bound_by": "disk",
+        },
+    )
+    Shard.objects.create(batch=world.done, number=77, engine_run=made)
+    return made
+
+
+def text_of(response: Any) -> str:
+    """The page's words, one blank between them."""
+    return " ".join(re.sub(r"<[^>]+>", " ", response.content.decode()).split())
+
+
+def test_a_batchs_page_sets_what_was_predicted_beside_what_came(
+    run: EngineRun, world: Any, people: Any, as_person: Callable[[Any], Any]
+) -> None:
+    page = text_of(as_person(people.operator).get(f"/batches/{world.done.pk}/"))
+    assert "2 layers stay in memory, the others are read from disk in each step." in page
+    assert "The cache of 1 layer lies on disk." in page
+    assert re.search(r"Output, while decoding 100 tok/s 80\.0 tok/s 80%", page)
+    assert "The disk: the engine waited for weights" in page
+    assert "9.00 GB" in page and "60%" in page
+
+
+def test_the_hosts_page_shows_the_machine_and_its_engines_in_both_languages(
+    run: EngineRun, people: Any, as_person: Callable[[Any], Any]
+) -> None:
+    client = as_person(people.auditor)
+    page = text_of(client.get("/hosts/night-host/"))
+    assert "A processor" in page and "24.0 GB" in page and "45.0 tok/s" in page
+    client.post("/language/", {"language": "zh-hant"})
+    assert "2 層留在記憶體中" in text_of(client.get("/hosts/night-host/"))
+    assert client.get("/hosts/no-such-host/").status_code == 404
+
+
+def test_rest_gives_a_batchs_engine_runs_with_their_plans(
+    run: EngineRun, world: Any, people: Any, as_person: Callable[[Any], Any]
+) -> None:
+    data = as_person(people.operator).get(f"/api/batches/{world.done.pk}/").json()
+    (given,) = data["engine_runs"]
+    assert Plan.from_dict(given["plan"]) == PLAN
+    assert given["measured"]["decode_tokens_per_s"] == 80.0
