@@ -315,6 +315,25 @@ def test_a_page_that_could_not_be_written_is_told_with_the_disks_own_words(store
     assert running.engine.stats().cache_pages_used == 0
 
 
+def test_a_disk_that_cannot_be_read_ends_requests_and_not_the_process(
+    running: Running, expected: list[tuple[int, ...]]
+) -> None:
+    running.cache._ring.settle()
+    handle = running.handle
+    whole, unreadable = os.dup(handle), os.open("/dev/null", os.O_WRONLY)
+    os.dup2(unreadable, handle)
+    running.run()
+    os.dup2(whole, handle)
+    for other in (whole, unreadable):
+        os.close(other)
+    for name in ("first", "second"):
+        error = str(running.ended[name].error)
+        assert str(running.cache.path) in error and "cannot be read" in error and "of layer 0" in error
+    running.submit("later", prompt_of(40, 1))
+    running.run()
+    assert running.ended["later"].token_ids == expected[0]
+
+
 def test_a_lost_page_fails_an_embedding_with_the_files_name(running: Running) -> None:
     os.dup2(os.open("/dev/full", os.O_RDWR), running.handle)
     with pytest.raises(CacheLost, match=running.cache.path.name):
