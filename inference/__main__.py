@@ -1,4 +1,4 @@
-"""`python -m inference`: generate, import, evaluate, verify."""
+"""`python -m inference`: generate, import, evaluate, verify, hardware, plan."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from inference.errors import InferenceError
 from inference.evaluate_command import add_evaluate_command, run_evaluate
 from inference.generate_command import add_generate, run_generate
 from inference.hardware_command import add_hardware, run_hardware
+from inference.plan_command import add_plan, run_plan
 
 _EPILOG = """\
 examples:
@@ -26,6 +27,9 @@ examples:
   An answer that validates against a JSON schema, or is one of a few texts:
     python -m inference generate --model ./stores/smollm2 --chat --prompt "A person" --json-schema person.json
     python -m inference generate --model ./stores/smollm2 --chat --prompt "Is ice cold?" --choice yes --choice no
+
+  How a model that is larger than the memory would do a thousand rows, and what else was looked at:
+    python -m inference plan ./stores/llama-7b --memory 4GB --rows 1000 --prompt 128 --new 64
 
   Repeatable sampling, as JSON for a script:
     python -m inference generate --model ./stores/smollm2 --prompt "Once" --temperature 0.8 --seed 7 --json
@@ -64,6 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     add_evaluate_command(commands)
 
     add_hardware(commands.add_parser("hardware", help="what this host has and gives, measured"))
+
+    add_plan(commands.add_parser("plan", help="how a model would run in so much memory, and how fast"))
 
     verify = commands.add_parser("verify", help="read a store whole and compare every file with its digest")
     verify.add_argument("store", type=Path)
@@ -113,6 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
         "import": _import,
         "evaluate": run_evaluate,
         "hardware": run_hardware,
+        "plan": run_plan,
         "verify": _verify,
     }
     try:

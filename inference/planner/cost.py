@@ -1,22 +1,34 @@
 """What a workload takes on a plan: each step by measured rates, the steps as the scheduler would form them.
 
-A step computes its layers one after the other while readers fetch what the next ones need, across layers and steps, so
+A step computes its layers one after the other while readers fetch what the next ones need, across layers and steps.
+Both want the processor and the memory, so each is slower while the other goes on, by measured factors:
 
-    step = max(layers' arithmetic + head, (streamed weights + spilled keys and values) / disk rate) + making it ready
+    c = seconds of arithmetic alone         d = bytes / disk rate
+    b = how many times longer arithmetic takes beside reads        r = share of the disk's rate left beside arithmetic
 
-where arithmetic beside reads is slower by a measured factor. Within a step rows of prompts go beside decoding ones, as
-far as the token budget goes; a row's context grows as it decodes.
+Arithmetic ends first where c b <= d / r: the rest of the reads then goes on at full rate. Otherwise reads end first,
+and the rest of the arithmetic is done alone:
+
+    step = d + c b (1 - r)              or              step = c + d / r (1 - 1 / b)
+
+and to either comes making the step ready. Within a step rows of prompts go beside decoding ones, as far as the token
+budget goes; a row's context grows as it decodes.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from inference.cache.pages import PAGE_TOKENS
+from inference.kernels.base import CacheKind
 from inference.planner.layer_rates import LayerRates
 from inference.planner.workload import Workload
 from inference.scheduler import CHUNK_TOKENS
+
+# Of a long run, so many batches are run through the scheduler's rules; the rest is more of the same.
+BATCHES_RUN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,36 +47,60 @@ class StepLoad:
     def rows(self) -> int:
         return self.decode_rows + self.prompt_rows
 
+    @property
+    def pages_read(self) -> float:
+        """Of each layer of the cache: whole ones, half of the last one of each row being empty on average."""
+        return self.decode_tokens / PAGE_TOKENS + self.decode_rows / 2 + self.prompt_rows / PAGE_TOKENS
+
+    @property
+    def pages_written(self) -> float:
+        """Of each layer of the cache."""
+        return self.decode_rows + self.prompt_rows / PAGE_TOKENS
+
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """How long a step takes where `layers` layers compute and streamed_bytes are read in each, and, of the spilled
-    layers' cache, spilled_token_bytes for each token that the step looks back to.
+    """How long a step takes where `layers` layers compute.
+
+    streamed_bytes: of weights read in each step. spilled_page_bytes: of one page in all spilled layers together; these
+    are read and written as far as a step uses them. Rates in bytes a second.
     """
 
     rates: LayerRates
+    cache: CacheKind
     layers: int
     streamed_bytes: int
-    spilled_token_bytes: float
-    disk_bytes_per_s: float
+    spilled_page_bytes: int
+    read_bytes_per_s: float
+    write_bytes_per_s: float
 
     def arithmetic_seconds(self, load: StepLoad) -> float:
-        layer = self.rates.layer_seconds(
-            load.rows, load.decode_tokens, load.prompt_pairs, reading=self.streamed_bytes > 0
-        )
+        """With nothing beside it."""
+        layer = self.rates.layer_seconds(self.cache, load.rows, load.decode_tokens, load.prompt_pairs)
         return self.layers * layer + self.rates.head_seconds(load.yielding)
 
     def disk_seconds(self, load: StepLoad) -> float:
-        spilled = self.spilled_token_bytes * (load.decode_tokens + load.prompt_rows)
-        return (self.streamed_bytes + spilled) / self.disk_bytes_per_s
+        """With nothing beside it."""
+        read = self.streamed_bytes + self.spilled_page_bytes * load.pages_read
+        return read / self.read_bytes_per_s + self.spilled_page_bytes * load.pages_written / self.write_bytes_per_s
+
+    def waits(self, load: StepLoad) -> bool:
+        """Whether arithmetic ends first."""
+        rates = self.rates
+        return self.arithmetic_seconds(load) * rates.beside_reads <= self.disk_seconds(load) / rates.reads_beside
 
     def seconds(self, load: StepLoad) -> float:
-        return max(self.arithmetic_seconds(load), self.disk_seconds(load)) + self.rates.batch_seconds(load.rows)
+        rates, c, d = self.rates, self.arithmetic_seconds(load), self.disk_seconds(load)
+        if self.waits(load):
+            both = d + c * rates.beside_reads * (1 - rates.reads_beside)
+        else:
+            both = c + d / rates.reads_beside * (1 - 1 / rates.beside_reads)
+        return both + rates.batch_seconds(load.rows)
 
 
 @dataclass(slots=True)
 class Estimate:
-    """A workload's whole run. disk_bound_seconds: of steps that wait for the disk."""
+    """A workload's whole run. disk_bound_seconds: of steps that wait for the disk; longest_step: in seconds."""
 
     seconds: float = 0.0
     prefill_seconds: float = 0.0
@@ -76,6 +112,20 @@ class Estimate:
     def decode_seconds(self) -> float:
         return self.seconds - self.prefill_seconds
 
+    def carried_on(self, shorter: Estimate, times: float) -> Estimate:
+        """As many times more as this one is longer than a shorter one of the same kind."""
+
+        def more(long: float, short: float) -> float:
+            return long + (long - short) * times
+
+        return Estimate(
+            more(self.seconds, shorter.seconds),
+            more(self.prefill_seconds, shorter.prefill_seconds),
+            more(self.disk_bound_seconds, shorter.disk_bound_seconds),
+            round(more(self.steps, shorter.steps)),
+            self.longest_step,
+        )
+
 
 @dataclass(slots=True)
 class _Group:
@@ -86,7 +136,17 @@ class _Group:
 
 
 def estimate(workload: Workload, max_batch: int, token_budget: int, cost: StepCost) -> Estimate:
-    """Run the workload's mean row through the scheduler's rules, step by step."""
+    """The workload's whole run, each row being its mean one."""
+    most = BATCHES_RUN * max_batch
+    if workload.rows <= most:
+        return _run(workload, max_batch, token_budget, cost)
+    half = _run(replace(workload, rows=most // 2), max_batch, token_budget, cost)
+    whole = _run(replace(workload, rows=most), max_batch, token_budget, cost)
+    return whole.carried_on(half, (workload.rows - most) / (most - most // 2))
+
+
+def _run(workload: Workload, max_batch: int, token_budget: int, cost: StepCost) -> Estimate:
+    """The workload through the scheduler's rules, step by step."""
     prompt, new = max(1, round(workload.prompt.mean)), max(1, round(workload.new.mean))
     piece = min(prompt, CHUNK_TOKENS)
     pairs_a_token = (prompt + 1) / 2
@@ -108,7 +168,7 @@ def estimate(workload: Workload, max_batch: int, token_budget: int, cost: StepCo
         seconds = cost.seconds(load)
         run.seconds += seconds
         run.prefill_seconds += seconds * tokens / load.rows
-        if cost.disk_seconds(load) > cost.arithmetic_seconds(load):
+        if cost.waits(load):
             run.disk_bound_seconds += seconds
         run.longest_step = max(run.longest_step, seconds)
         run.steps += 1

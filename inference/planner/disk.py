@@ -19,6 +19,7 @@ from inference.kernels.native.build import processor_marks
 from inference.memory.direct import CHUNK_BYTES, Buffer, DirectFile
 from inference.planner.measured import keep, kept, measured_place
 
+FORMAT = 2
 READERS = 2
 FILE_BYTES = 512 * 2**20
 LEAST_FREE = 2 * 2**30
@@ -29,10 +30,12 @@ LEAST_SECONDS = 2.0
 class DiskRate:
     """Bytes a second of direct reads of CHUNK_BYTES by so many readers, checksums compared, over some seconds.
 
+    write_bytes_per_s: of writes of CHUNK_BYTES, one after the other, until they are on the disk.
     direct: False where the filesystem refuses direct reads, and the page cache was read through.
     """
 
     bytes_per_s: float
+    write_bytes_per_s: float
     readers: int
     chunk_bytes: int
     direct: bool
@@ -47,7 +50,7 @@ def disk_rate(folder: Path, *, again: bool = False, readers: int = READERS) -> D
     """
     folder.mkdir(parents=True, exist_ok=True)
     place = measured_place(
-        "disks", [os.stat(folder).st_dev, processor_marks(), psutil.boot_time() // 60, readers, CHUNK_BYTES]
+        "disks", [FORMAT, os.stat(folder).st_dev, processor_marks(), psutil.boot_time() // 60, readers, CHUNK_BYTES]
     )
     found = None if again else kept(place)
     if found is not None:
@@ -55,6 +58,7 @@ def disk_rate(folder: Path, *, again: bool = False, readers: int = READERS) -> D
     with TrialFile(folder) as trial:
         rate = DiskRate(
             trial.read_for(LEAST_SECONDS, readers),
+            trial.write_bytes_per_s,
             readers,
             CHUNK_BYTES,
             trial.direct,
@@ -65,7 +69,10 @@ def disk_rate(folder: Path, *, again: bool = False, readers: int = READERS) -> D
 
 
 class TrialFile:
-    """A file of FILE_BYTES to measure reads with; removed at the end of the block."""
+    """A file of FILE_BYTES to measure reads with; removed at the end of the block.
+
+    direct: whether it is read past the page cache. write_bytes_per_s: at which it was written.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Raises StoreError where there is not LEAST_FREE of room."""
@@ -79,9 +86,11 @@ class TrialFile:
         try:
             chunk = Buffer(CHUNK_BYTES)
             chunk.view[:] = os.urandom(CHUNK_BYTES)
+            started = time.perf_counter()
             for start in range(0, FILE_BYTES, CHUNK_BYTES):
                 self._file.write(chunk.view, start)
             self._file.sync()
+            self.write_bytes_per_s = FILE_BYTES / (time.perf_counter() - started)
         except BaseException:
             self.__exit__()
             raise

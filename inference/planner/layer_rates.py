@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
+import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,56 +18,69 @@ from inference.kernels.base import CacheKind, Kernels, KeyValueCache
 from inference.kernels.native.build import HEADERS, SOURCES, processor_marks
 from inference.model.batch import StepBatch, build_batch
 from inference.model.decoder import Decoder
-from inference.model.layers import LayerReader
+from inference.model.layers import DecoderLayer, LayerReader
 from inference.model.residency import WeightsInMemory
 from inference.planner.disk import READERS, TrialFile
 from inference.planner.measured import keep, kept, measured_place
 from inference.scheduler import Slice
 
-FORMAT = 1
-ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+FORMAT = 2
+ROWS = (1, 4, 16, 32, 64, 128, 256, 512)
 # Weights come from memory in a step, not from a cache that the layer before has filled.
-WORKING_BYTES = 192 * 2**20
+WORKING_BYTES = 128 * 2**20
 MOST_COPIES = 16
-CONTEXT = 512
+CONTEXT = 256
 CONTEXT_ROWS = 64
 PROMPT = 256
+BESIDE_ROWS = 128
 TRIES = 3
+BESIDE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSeconds:
+    """What looking back adds to a layer, with one kind of cache.
+
+    decode_token: for each row and token of context that a decoding row looks back to. prompt_pair: for each pair of a
+    prompt's row and a token before it.
+    """
+
+    decode_token: float
+    prompt_pair: float
 
 
 @dataclass(frozen=True, slots=True)
 class LayerRates:
     """Seconds of one layer on this host, all its matrices in memory.
 
-    layer: by `rows`, each a sequence of its own with nothing to look back to. decode_token: more, for each row and
-    token of context that a decoding row looks back to. prompt_pair: more, for each pair of a prompt's row and a token
-    before it. head: by `rows`, of the head and the choice of tokens; batch: by `rows`, of making ready a step.
-    beside_reads: how many times longer a layer takes while the disk is read at its full rate.
+    layer: by `rows`, each a sequence of its own with nothing to look back to. head: by `rows`, of the head and the
+    choice of tokens; batch: by `rows`, of making ready a step. beside_reads: how many times longer a layer takes while
+    the disk is read at full rate; reads_beside: what is left of that rate meanwhile. attention: by kind of cache.
     """
 
     rows: tuple[int, ...]
     layer: tuple[float, ...]
-    decode_token: float
-    prompt_pair: float
     head: tuple[float, ...]
     batch: tuple[float, ...]
     beside_reads: float
+    reads_beside: float
+    attention: dict[CacheKind, AttentionSeconds]
 
-    def layer_seconds(self, rows: int, decode_tokens: float, prompt_pairs: float, *, reading: bool) -> float:
+    def layer_seconds(self, kind: CacheKind, rows: float, decode_tokens: float, prompt_pairs: float) -> float:
         """decode_tokens: context of all decoding rows; prompt_pairs: of all prompts' rows."""
-        seconds = _between(self.rows, self.layer, rows)
-        seconds += decode_tokens * self.decode_token + prompt_pairs * self.prompt_pair
-        return seconds * (self.beside_reads if reading else 1.0)
+        attention = self.attention[kind]
+        looking_back = decode_tokens * attention.decode_token + prompt_pairs * attention.prompt_pair
+        return _between(self.rows, self.layer, rows) + looking_back
 
-    def head_seconds(self, rows: int) -> float:
+    def head_seconds(self, rows: float) -> float:
         return _between(self.rows, self.head, rows) if rows else 0.0
 
-    def batch_seconds(self, rows: int) -> float:
+    def batch_seconds(self, rows: float) -> float:
         return _between(self.rows, self.batch, rows)
 
 
 def layer_rates(
-    parts: LayerReader, kind: CacheKind, *, compute: str, threads: int, folder: Path, again: bool = False
+    parts: LayerReader, kinds: Sequence[CacheKind], *, compute: str, threads: int, folder: Path, again: bool = False
 ) -> LayerRates:
     """The rates of a store's layers, from the cache, else measured now (some seconds, a few hundred MB of memory).
 
@@ -77,26 +90,35 @@ def layer_rates(
     index = parts.config.layers // 2
     prefix = f"layers.{index}."
     tensors = [t for t in parts.reader.manifest.tensors if t.name.startswith(prefix)]
-    marks: list[object] = [FORMAT, processor_marks(), threads, compute, parts.kernels.name, kind, torch.__version__]
+    marks: list[object] = [FORMAT, processor_marks(), threads, compute, parts.kernels.name, torch.__version__]
     marks += [(t.name.removeprefix(prefix), t.shape, t.encoding, t.group_size) for t in tensors]
     marks += [parts.config.head_dim, parts.config.heads, parts.config.vocab_size]
     marks += [file.read_bytes() for file in (*SOURCES, *HEADERS)]
-    place = measured_place("layers", marks)
-    found = None if again else kept(place)
-    if found is not None:
-        lists: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in found.items()
-        }
-        return LayerRates(**lists)
+    trial: list[_Trial] = []  # made once, where it is needed
+
+    def measured(kind: str, further: list[object], measure: Callable[[_Trial], dict[str, Any]]) -> dict[str, Any]:
+        place = measured_place(kind, [*marks, *further])
+        found = None if again else kept(place)
+        if found is None:
+            if not trial:
+                trial.append(_Trial(parts, index))
+            found = measure(trial[0])
+            keep(place, found)
+        return found
+
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with torch.inference_mode():
-            rates = _measure(parts, index, kind, folder)
+            of_layer = measured("layers", [os.stat(folder).st_dev], lambda one: one.layer(folder))
+            attention = {
+                kind: AttentionSeconds(**measured("attention", [kind], partial(_Trial.attention, kind=kind)))
+                for kind in kinds
+            }
     finally:
         torch.set_num_threads(before)
-    keep(place, asdict(rates))
-    return rates
+    numbers: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in of_layer.items()}
+    return LayerRates(**numbers, attention=attention)
 
 
 class _Noise:
@@ -105,65 +127,95 @@ class _Noise:
     nbytes = 0
 
     def __init__(self, hidden_size: int) -> None:
-        self._rows = torch.randn((max(ROWS), hidden_size), generator=torch.Generator().manual_seed(0))
+        self._rows = torch.randn((max(*ROWS, PROMPT), hidden_size), generator=torch.Generator().manual_seed(0))
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         return self._rows[: len(token_ids)].clone()
 
 
-def _measure(parts: LayerReader, index: int, kind: CacheKind, folder: Path) -> LayerRates:
-    kernels = parts.kernels
-    layer = parts.layer(index)
-    copies = max(1, min(MOST_COPIES, -(-WORKING_BYTES // max(1, layer.nbytes))))
-    layers = [layer]
-    for _ in range(copies - 1):
-        linears = layer.linears()
-        layers.append(
-            layer.with_linears(
-                {
-                    name: one.over({part: array.clone() for part, array in one.arrays().items()})
-                    for name, one in linears.items()
-                }
-            )
+class _Trial:
+    """Some copies of one layer as a decoder of its own."""
+
+    def __init__(self, parts: LayerReader, index: int) -> None:
+        self._parts = parts
+        layer = parts.layer(index)
+        self._copies = max(1, min(MOST_COPIES, -(-WORKING_BYTES // max(1, layer.nbytes))))
+        layers = [layer, *(_copied(layer) for _ in range(self._copies - 1))]
+        self._config = replace(
+            parts.config,
+            layers=self._copies,
+            windows=parts.config.windows[index : index + 1] * self._copies,
+            ropes=parts.config.ropes[index : index + 1] * self._copies,
+            expert_layers=parts.config.expert_layers[index : index + 1] * self._copies,
         )
-    config = replace(
-        parts.config,
-        layers=copies,
-        windows=parts.config.windows[index : index + 1] * copies,
-        ropes=parts.config.ropes[index : index + 1] * copies,
-        expert_layers=parts.config.expert_layers[index : index + 1] * copies,
-    )
-    norm = torch.ones(config.hidden_size)
-    decoder = Decoder(config, _Noise(config.hidden_size), WeightsInMemory(layers, None), norm, kernels)
-    cache = KeyValueCache(config, max(max(ROWS), CONTEXT_ROWS * pages_for(CONTEXT)), kind)
+        self._norm = torch.ones(self._config.hidden_size)
+        noise = _Noise(self._config.hidden_size)
+        self._decoder = Decoder(self._config, noise, WeightsInMemory(layers, None), self._norm, parts.kernels)
 
-    def seconds(batch: StepBatch) -> float:
-        return _typical(lambda: decoder.states(batch, cache)) / copies
+    def _seconds(self, batch: StepBatch, kind: CacheKind) -> float:
+        """Of one layer."""
+        cache = KeyValueCache(self._config, max(max(ROWS), CONTEXT_ROWS * pages_for(CONTEXT)), kind)
+        for layer in cache.layers:
+            layer.pages.zero_()  # written, and so really there, each page elsewhere
+        return best_of(lambda: self._decoder.states(batch, cache)) / self._copies
 
-    alone = [_decoding(rows, 1) for rows in ROWS]
-    layer_seconds = [seconds(batch) for batch in alone]
-    base = dict(zip(ROWS, layer_seconds, strict=True))
-    decode = seconds(_decoding(CONTEXT_ROWS, CONTEXT)) - base[CONTEXT_ROWS]
-    pairs = PROMPT * (PROMPT + 1) // 2
-    prompt = seconds(_prompt(PROMPT)) - base[PROMPT]
-    slower: list[float] = []
+    def layer(self, folder: Path) -> dict[str, Any]:
+        parts, kind = self._parts, self._parts.kernels.cache_kinds[0]
+        alone = [self._seconds(_decoding(rows, 1), kind) for rows in ROWS]
+        head = [0.0] * len(ROWS)
+        if parts.config.has_head:
+            head = _head_seconds(parts, parts.kernels, self._norm)
+        beside, left = self._beside_reads(kind, folder)
+        return {
+            "rows": list(ROWS),
+            "layer": alone,
+            "head": head,
+            "batch": [best_of(partial(_decoding, rows, 1)) for rows in ROWS],
+            "beside_reads": beside,
+            "reads_beside": left,
+        }
 
-    def beside_reads() -> None:
-        slower.extend(
-            seconds(batch) / base[len(batch.token_ids)] for batch in (alone[ROWS.index(64)], alone[ROWS.index(256)])
-        )
+    def _beside_reads(self, kind: CacheKind, folder: Path) -> tuple[float, float]:
+        """How many times longer a layer takes while the disk is read, and the share of the rate that reads then keep.
 
-    with TrialFile(folder) as trial:
-        trial.read_for(0.0, READERS, meanwhile=beside_reads)
-    head = _head_seconds(parts, kernels, norm) if config.has_head else [0.0] * len(ROWS)
-    return LayerRates(
-        rows=ROWS,
-        layer=tuple(layer_seconds),
-        decode_token=max(0.0, decode) / (CONTEXT_ROWS * CONTEXT),
-        prompt_pair=max(0.0, prompt) / pairs,
-        head=tuple(head),
-        batch=tuple(_typical(partial(_decoding, rows, 1)) for rows in ROWS),
-        beside_reads=max(1.0, statistics.mean(slower)),
+        Both over the same second or so, for each slows the other down.
+        """
+        batch = _decoding(BESIDE_ROWS, 1)
+        cache = KeyValueCache(self._config, BESIDE_ROWS, kind)
+
+        def steps() -> float:
+            """Seconds of a step, one after the other for a while."""
+            self._decoder.states(batch, cache)
+            started, count = time.perf_counter(), 0
+            while (elapsed := time.perf_counter() - started) < BESIDE_SECONDS or not count:
+                self._decoder.states(batch, cache)
+                count += 1
+            return elapsed / count
+
+        alone, beside = steps(), []
+        with TrialFile(folder) as trial:
+            full = trial.read_for(BESIDE_SECONDS, READERS)
+            rate = trial.read_for(0.0, READERS, meanwhile=lambda: beside.append(steps()))
+        return max(1.0, beside[0] / alone), min(1.0, rate / full)
+
+    def attention(self, kind: CacheKind) -> dict[str, Any]:
+        def more(batch: StepBatch) -> float:
+            rows = len(batch.token_ids)
+            return max(0.0, self._seconds(batch, kind) - self._seconds(_decoding(rows, 1), kind))
+
+        return {
+            "decode_token": more(_decoding(CONTEXT_ROWS, CONTEXT)) / (CONTEXT_ROWS * CONTEXT),
+            "prompt_pair": more(_prompt(PROMPT)) / (PROMPT * (PROMPT + 1) // 2),
+        }
+
+
+def _copied(layer: DecoderLayer) -> DecoderLayer:
+    """The same layer elsewhere in memory."""
+    return layer.with_linears(
+        {
+            name: linear.over({part: array.clone() for part, array in linear.arrays().items()})
+            for name, linear in layer.linears().items()
+        }
     )
 
 
@@ -176,7 +228,7 @@ def _head_seconds(parts: LayerReader, kernels: Kernels, norm: torch.Tensor) -> l
     def pick(rows: int) -> object:
         return highest(kernels.norm(noise(torch.zeros(rows, dtype=torch.int64)), norm))
 
-    return [_typical(partial(pick, rows)) for rows in ROWS]
+    return [best_of(partial(pick, rows)) for rows in ROWS]
 
 
 def _decoding(rows: int, context: int) -> StepBatch:
@@ -195,14 +247,15 @@ def _prompt(tokens: int) -> StepBatch:
     return build_batch([Slice(sequence, 0, tokens)])
 
 
-def _typical(act: Callable[[], object]) -> float:
+def best_of(act: Callable[[], object]) -> float:
+    """The least seconds of some tries: whatever else runs can only make one slower."""
     act()
     times = []
     for _ in range(TRIES):
         started = time.perf_counter()
         act()
         times.append(time.perf_counter() - started)
-    return statistics.median(times)
+    return min(times)
 
 
 def _between(at: Sequence[int], values: Sequence[float], wanted: float) -> float:

@@ -27,6 +27,7 @@ class Predicted:
     prefill_seconds: float
     decode_seconds: float
     step_seconds: float
+    longest_step_seconds: float
     steps: int
     peak_memory_bytes: dict[str, int]
     streamed_bytes_per_step: int

@@ -18,6 +18,7 @@ def _plan() -> Plan:
         prefill_seconds=20.0,
         decode_seconds=80.0,
         step_seconds=1.5,
+        longest_step_seconds=2.0,
         steps=70,
         peak_memory_bytes={"host": 3_000_000_000, "disk": 5_000_000_000},
         streamed_bytes_per_step=2_000_000_000,

@@ -1,0 +1,130 @@
+"""`python -m inference plan`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inference.errors import InvalidRequest
+from inference.hardware_command import size
+
+if TYPE_CHECKING:
+    from inference.planner.plan import Plan
+    from inference.planner.workload import Workload
+
+
+def add_plan(command: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add = command.add_argument
+    add("model", type=Path, help="a weight store, GGUF file or Hugging Face folder")
+    add("--memory", help="what the whole process may take, as 3GB or 2.5GiB (default: a share of what is available)")
+    add("--disk", help="what layers and spilled keys and values may take of the disk (default: what is free)")
+    add("--rows", type=int, default=1000, help="requests (default 1000)")
+    add("--prompt", type=int, default=256, help="tokens of a mean prompt (default 256)")
+    add("--new", type=int, default=128, help="tokens of a mean answer (default 128)")
+    add("--context", type=int, help="tokens of the longest row, prompt and answer (default: of the mean one)")
+    add("--step-seconds", type=float, help="what a step may take at most, where someone waits for each token")
+    add("--batch", type=int, help="sequences at a time (default: what is best)")
+    add("--token-budget", type=int, help="rows a step (default: what is best)")
+    add("--compute", choices=["auto", "fp32", "bf16", "int8"], default="auto")
+    add("--cache", choices=["auto", "fp32", "bf16", "int8", "int4"], default="auto")
+    add("--threads", type=int, help="processor threads (default: all)")
+    add("--images", type=Path, help="where layer images lie (default: as PENSTOCK_IMAGES says, or in the user's cache)")
+    add("--measure-again", action="store_true", help="measure what is known from before, too")
+    add("--json", action="store_true", help="print the plan as JSON, as the engine takes it")
+
+
+def run_plan(options: argparse.Namespace) -> int:
+    import torch
+
+    from inference.loading import cache_kind, choose_kernels, store_at
+    from inference.memory.budget import default_budget_bytes, parse_size, process_bytes
+    from inference.model.layers import LayerReader
+    from inference.model.linear import fastest_compute
+    from inference.planner.planning import make_plan
+    from inference.weights.store import StoreReader
+
+    workload = _workload(options)
+    memory = parse_size(options.memory) if options.memory else default_budget_bytes()
+    compute = fastest_compute() if options.compute == "auto" else options.compute
+    reader = StoreReader(store_at(options.model))
+    config = reader.manifest.config
+    if config.is_foreign:
+        raise InvalidRequest("model", f"{config.architecture} runs by code of its own, whose parts are not planned")
+    if workload.context > config.max_context:
+        raise InvalidRequest("context", f"{workload.context} tokens; this model takes {config.max_context} at most")
+    kernels = choose_kernels(config, compute)
+    kind = cache_kind(options.cache, kernels)
+    print("planning; what is not known of this host from before is measured in some ten seconds", file=sys.stderr)
+    plan = make_plan(
+        LayerReader(reader, kernels),
+        compute=compute,
+        cache=kind,
+        workload=workload,
+        memory_bytes=memory,
+        process_bytes=process_bytes(),
+        disk_bytes=parse_size(options.disk) if options.disk else None,
+        threads=options.threads or torch.get_num_threads(),
+        max_batch=options.batch,
+        token_budget=options.token_budget,
+        images=options.images,
+        other_caches=tuple(other for other in kernels.cache_kinds[:2] if other != kind),
+        again=options.measure_again,
+    )
+    if options.json:
+        print(plan.to_json(), end="")
+        return 0
+    for line in _lines(plan, config.layers):
+        print(line)
+    return 0
+
+
+def _workload(options: argparse.Namespace) -> Workload:
+    from inference.planner.workload import Lengths, Workload
+
+    context = options.prompt + options.new if options.context is None else options.context
+    if context < options.prompt + options.new:
+        raise InvalidRequest("context", f"{context} tokens are less than a mean prompt and answer together")
+    for name in ("batch", "token_budget"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            raise InvalidRequest(name, "must be at least 1")
+    try:
+        prompt = Lengths(options.prompt, context - options.new)
+        return Workload(options.rows, prompt, Lengths.all(options.new), options.step_seconds)
+    except ValueError as error:
+        raise InvalidRequest("workload", str(error)) from None
+
+
+def _lines(plan: Plan, layers: int) -> Iterator[str]:
+    placement, predicted, workload = plan.placement, plan.predicted, plan.workload
+    assert predicted is not None and workload is not None
+    host = predicted.peak_memory_bytes["host"]
+    yield f"batch       {plan.max_batch} sequences at a time, {plan.token_budget} rows a step"
+    if placement.streams(layers):
+        yield f"weights     {len(placement.pinned)} of {layers} layers in memory, the others read in each step"
+        yield f"            {size(predicted.streamed_bytes_per_step)} a step, {placement.ring} buffers"
+        yield f"            head {_where(placement.head_pinned)}, embedding {_where(placement.embedding_pinned)}"
+    else:
+        yield f"weights     all in memory, in {plan.compute}"
+    yield f"cache       {plan.cache_pages} pages in {plan.cache}, {len(placement.spilled)} of {layers} layers on disk"
+    yield f"memory      {size(host)} of {size(plan.memory_bytes)} at most"
+    yield f"disk        {size(predicted.peak_memory_bytes['disk'])}"
+    yield f"prefill     {predicted.prefill_tokens_per_s:.1f} tokens/s"
+    yield f"decode      {predicted.decode_tokens_per_s:.1f} tokens/s, {predicted.step_seconds:.3g} s a step"
+    yield f"output      {predicted.output_tokens_per_s:.1f} tokens/s over all, bound by {predicted.bound_by}"
+    yield f"in all      {predicted.seconds:.0f} s for {workload.rows} rows, {predicted.steps} steps"
+    limit = workload.step_seconds
+    if limit is not None and predicted.longest_step_seconds > limit:
+        yield f"            no plan keeps steps below {limit:g} s: the longest takes {predicted.longest_step_seconds:.3g}"
+    if plan.neighbours:
+        yield "looked at and left:"
+    for other in plan.neighbours:
+        rate = "" if other.output_tokens_per_s is None else f"{other.output_tokens_per_s:.1f} tokens/s, "
+        yield f"  {other.difference}: {rate}{other.why}"
+
+
+def _where(pinned: bool) -> str:
+    return "in memory" if pinned else "on disk"
