@@ -118,7 +118,8 @@ def _lines(plan: Plan, layers: int) -> Iterator[str]:
     yield f"in all      {predicted.seconds:.0f} s for {workload.rows} rows, {predicted.steps} steps"
     limit = workload.step_seconds
     if limit is not None and predicted.longest_step_seconds > limit:
-        yield f"            no plan keeps steps below {limit:g} s: the longest takes {predicted.longest_step_seconds:.3g}"
+        longest = predicted.longest_step_seconds
+        yield f"            no plan keeps steps below {limit:g} s; the longest takes {longest:.3g} s"
     if plan.neighbours:
         yield "looked at and left:"
     for other in plan.neighbours:

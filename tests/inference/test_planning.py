@@ -1,0 +1,279 @@
+"""Plans: figures worked by hand, the linear program against trying everything, and what is said where none can work."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from inference.__main__ import main
+from inference.cache.pages import pages_for
+from inference.cache.spilled.sizes import spilled_disk_bytes, spilled_memory_bytes
+from inference.errors import MemoryBudgetError
+from inference.memory.direct import aligned
+from inference.memory.placement import LEAST_RING
+from inference.model.config import DecoderConfig
+from inference.planner import disk as disk_module
+from inference.planner import layer_rates as rates_module
+from inference.planner import measured as measured_module
+from inference.planner.cost import StepCost, StepLoad, decode_load, estimate
+from inference.planner.disk import DiskRate
+from inference.planner.layer_rates import AttentionSeconds, LayerRates
+from inference.planner.placing import RING, Need, Room, place, spread
+from inference.planner.search import Ask, Ground, batch_sizes, check, search
+from inference.planner.sizes import ModelSizes
+from inference.planner.workload import Lengths, Workload
+
+MB = 10**6
+CONFIG = DecoderConfig(
+    architecture="llama",
+    vocab_size=1000,
+    hidden_size=64,
+    intermediate_size=128,
+    layers=4,
+    heads=2,
+    kv_heads=1,
+    head_dim=32,
+    max_context=4096,
+    rope_theta=10_000.0,
+    rms_norm_eps=1e-5,
+    tied_embeddings=False,
+)
+SIZES = ModelSizes(CONFIG, layers=(10 * MB,) * 4, head=5 * MB, embedding=4 * MB, small=MB)
+# A layer takes 1 ms and 10 us a row; the head 2 ms; reads cost arithmetic nothing.
+RATES = LayerRates(
+    rows=(1, 100),
+    layer=(0.00101, 0.002),
+    head=(0.002, 0.002),
+    batch=(0.0, 0.0),
+    beside_reads=1.0,
+    reads_beside=1.0,
+    attention={"int8": AttentionSeconds(1e-6, 2e-6), "int4": AttentionSeconds(2e-6, 2e-6)},
+)
+DISK = DiskRate(1e9, 5e8, 2, 4 * 2**20, True, "2026-12-01T00:00:00+00:00")
+
+
+def cost(streamed: int = 0, rates: LayerRates = RATES, spilled: int = 0) -> StepCost:
+    return StepCost(rates, "int8", 4, streamed, spilled, 1e9, 5e8)
+
+
+def ask(memory: int, workload: Workload | None = None, disk: int = 10**12) -> Ask:
+    return Ask(
+        sizes=SIZES,
+        compute="int8",
+        cache="int8",
+        rows_at_once=None,
+        memory_bytes=memory,
+        process_bytes=2 * MB,
+        disk_bytes=disk,
+        workload=workload or Workload.uniform(8, 32, 32),
+        could_shrink=True,
+    )
+
+
+def test_a_step_in_memory_takes_its_layers_and_its_head() -> None:
+    # 4 layers of 1 ms + 11 rows of 10 us + 1000 tokens of 1 us, and 2 ms of head.
+    load = StepLoad(11, 1000.0, 0, 0.0, 11)
+    assert cost().seconds(load) == pytest.approx(4 * (0.001 + 0.00011 + 0.001) + 0.002)
+    assert not cost().waits(load)
+
+
+def test_a_streamed_step_takes_what_is_slower() -> None:
+    load = StepLoad(1, 0.0, 0, 0.0, 1)
+    arithmetic = 4 * 0.00101 + 0.002
+    assert cost(streamed=2 * MB).seconds(load) == pytest.approx(arithmetic)  # 2 ms of reads
+    assert cost(streamed=20 * MB).seconds(load) == pytest.approx(0.020)
+    assert cost(streamed=20 * MB).waits(load)
+
+
+def test_reads_and_arithmetic_slow_each_other_down_while_both_go_on() -> None:
+    load = StepLoad(1, 0.0, 0, 0.0, 1)
+    slower = replace(RATES, beside_reads=1.5, reads_beside=0.8)
+    arithmetic = 4 * 0.00101 + 0.002  # 6.04 ms, 9.06 ms beside reads
+    # 20 ms of reads: for 9.06 ms at 0.8 of the rate, 7.248 ms of work, then 12.752 ms alone.
+    assert cost(20 * MB, slower).seconds(load) == pytest.approx(0.00906 + 0.012752)
+    # 4 ms of reads take 5 ms, in which 5 / 1.5 ms of arithmetic are done; the rest alone.
+    assert cost(4 * MB, slower).seconds(load) == pytest.approx(0.005 + arithmetic - 0.005 / 1.5)
+
+
+def test_spilled_pages_are_read_as_far_as_they_are_used_and_written_where_rows_are_new() -> None:
+    # 2 rows of 64 tokens: 2 pages each and half of another; each row writes one.
+    load = StepLoad(2, 128.0, 0, 0.0, 2)
+    assert cost(spilled=MB).disk_seconds(load) == pytest.approx(0.001 * (4 + 1) + 0.002 * 2)
+
+
+def test_a_workload_is_run_as_the_scheduler_would() -> None:
+    # 2 sequences at a time of 4 rows, 32 tokens in and 3 out: a step for both prompts, two for the rest, and again.
+    run = estimate(Workload.uniform(4, 32, 3), 2, 256, cost())
+    assert run.steps == 6
+    pairs = 64 * 33 / 2
+    prompts = 4 * (0.001 + 0.00064 + pairs * 2e-6) + 0.002
+    first = 4 * (0.001 + 0.00002 + 2 * 33 * 1e-6) + 0.002
+    second = 4 * (0.001 + 0.00002 + 2 * 34 * 1e-6) + 0.002
+    assert run.prefill_seconds == pytest.approx(2 * prompts)
+    assert run.seconds == pytest.approx(2 * (prompts + first + second))
+    assert run.longest_step == pytest.approx(prompts)
+
+
+def test_a_long_run_is_more_of_the_same() -> None:
+    short, long = (estimate(Workload.uniform(rows, 32, 8), 2, 256, cost()) for rows in (24, 240))
+    assert long.seconds == pytest.approx(10 * short.seconds, rel=0.02)
+    assert long.steps == pytest.approx(10 * short.steps, rel=0.02)
+
+
+def brute_force(need: Need, room: Room, ring: int) -> float | None:
+    """The least seconds of the disk over every placement of equal layers, by the sizes' own words."""
+    sizes, count = need.sizes, len(need.sizes.layers)
+    layer, page = sizes.layers[0], sizes.page_of_layer(need.cache)
+    best: float | None = None
+    for pinned, head, embedding, spilled in itertools.product(range(count + 1), (0, 1), (0, 1), range(count + 1)):
+        streamed = [layer] * (count - pinned) + [sizes.head] * (1 - head)
+        memory = need.fixed_bytes + pinned * layer + head * sizes.head + embedding * sizes.embedding
+        memory += (count - spilled) * need.pages * page + (ring * max(streamed) if streamed else 0)
+        memory += spilled_memory_bytes(CONFIG, need.cache, spilled, need.pages)
+        disk = (sizes.weights if streamed else 0) + spilled_disk_bytes(CONFIG, need.cache, spilled, need.pages)
+        if memory > room.memory_bytes or disk > room.disk_bytes:
+            continue
+        read = float(sum(streamed)) + (0 if embedding else need.step_rows * sizes.embedding / CONFIG.vocab_size)
+        read += spilled * need.step.pages_read * aligned(page)
+        written = spilled * need.step.pages_written * aligned(page)
+        seconds = read / room.read_bytes_per_s + written / room.write_bytes_per_s
+        best = seconds if best is None else min(best, seconds)
+    return best
+
+
+@pytest.mark.parametrize("memory", [25, 35, 40, 50, 60, 80, 120, 400])
+@pytest.mark.parametrize("batch", [1, 64, 2000])
+def test_the_program_finds_what_trying_everything_finds(memory: int, batch: int) -> None:
+    workload = Workload.uniform(batch, 512, 64)
+    need = Need(SIZES, "int8", batch * pages_for(576), pages_for(576), decode_load(workload, batch), 500, 3 * MB)
+    room = Room(memory * MB, 10**12, 1e9, 5e8)
+    found, expected = place(need, room), brute_force(need, room, RING)
+    if expected is None:  # two buffers only where there is no room for three
+        expected = brute_force(need, room, LEAST_RING)
+    if expected is None:
+        assert found is None
+        return
+    assert found is not None and found.host_bytes <= room.memory_bytes
+    spilled, page = len(found.placement.spilled), aligned(SIZES.page_of_layer("int8"))
+    read = float(found.streamed_bytes) + (0 if found.placement.embedding_pinned else 500 * 4000)
+    read += spilled * need.step.pages_read * page
+    seconds = read / 1e9 + spilled * need.step.pages_written * page / 5e8
+    assert seconds == pytest.approx(expected)
+
+
+def test_what_fits_is_never_streamed() -> None:
+    plan = search(Ground(ask(200 * MB), RATES, DISK))
+    assert not plan.placement.streams(4) and not plan.placement.spilled
+    assert plan.max_batch == 8 and plan.predicted is not None and plan.predicted.streamed_bytes_per_step == 0
+
+
+def test_streamed_layers_lie_apart() -> None:
+    assert spread(8, 6) == frozenset(range(8)) - {2, 6}
+    assert spread(4, 0) == frozenset() and spread(4, 4) == frozenset(range(4))
+
+
+def test_a_plan_keeps_to_its_memory_and_says_why_its_neighbours_are_worse() -> None:
+    plan = search(Ground(ask(45 * MB), RATES, DISK))
+    predicted = plan.predicted
+    assert predicted is not None and predicted.peak_memory_bytes["host"] <= 45 * MB
+    assert plan.placement.streams(4) and predicted.streamed_bytes_per_step > 0
+    told = {neighbour.difference: neighbour for neighbour in plan.neighbours}
+    assert {"4 sequences at a time", "512 rows a step", "a cache in int4"} <= set(told)
+    assert predicted.output_tokens_per_s == pytest.approx(8 * 32 / predicted.seconds)
+    assert plan.hardware["process_bytes"] == 2 * MB
+
+
+def test_someone_who_waits_for_each_token_gets_shorter_steps() -> None:
+    ground = Ground(ask(200 * MB, Workload.uniform(64, 512, 16)), RATES, DISK)
+    quick = search(replace(ground, ask=replace(ground.ask, workload=replace(ground.ask.workload, step_seconds=0.6))))
+    free = search(ground)
+    assert quick.predicted is not None and free.predicted is not None
+    assert quick.predicted.longest_step_seconds <= 0.6 < free.predicted.longest_step_seconds
+    assert quick.predicted.seconds > free.predicted.seconds
+
+
+def test_a_plan_that_cannot_work_says_what_would() -> None:
+    with pytest.raises(MemoryBudgetError, match="what would do: allow") as caught:
+        check(ask(20 * MB))
+    assert "--quantize int4" in str(caught.value)
+    least = int(str(caught.value).split("allow ")[1].split(" bytes")[0])
+    check(ask(least))
+    with pytest.raises(MemoryBudgetError):
+        check(ask(round(least * 0.99)))
+
+
+def test_too_little_disk_is_told_apart_from_too_little_memory() -> None:
+    with pytest.raises(MemoryBudgetError, match="the disk has 1000 bytes for that") as caught:
+        check(ask(45 * MB, disk=1000))
+    # Four layers and a head are 45 MB, and are read whole.
+    least = int(str(caught.value).split("that; ")[1].split(" bytes")[0])
+    assert 45 * MB <= least <= 45.1 * MB
+
+
+def test_batches_that_part_the_rows_evenly_are_tried() -> None:
+    assert {1000, 250, 500}.isdisjoint(batch_sizes(200))
+    assert {100, 67, 50, 25} <= set(batch_sizes(200))
+
+
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Measures little, and keeps it here."""
+    monkeypatch.setattr(measured_module, "measured_folder", lambda: tmp_path / "kept")
+    monkeypatch.setattr(disk_module, "FILE_BYTES", 8 * 2**20)
+    monkeypatch.setattr(disk_module, "LEAST_SECONDS", 0.05)
+    for name, value in {
+        "ROWS": (1, 8, 128),
+        "WORKING_BYTES": 1,
+        "CONTEXT": 64,
+        "CONTEXT_ROWS": 8,
+        "PROMPT": 128,
+        "BESIDE_SECONDS": 0.05,
+    }.items():
+        monkeypatch.setattr(rates_module, name, value)
+    return tmp_path
+
+
+def test_the_plan_of_a_store_is_printed_and_as_json_is_what_the_engine_takes(
+    quick: Path, tiny_store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from inference.engine import Engine
+    from inference.planner.plan import Plan
+    from inference.request import SamplingParams
+
+    command = ["plan", str(tiny_store), "--memory", "2GB", "--rows", "6", "--prompt", "20", "--new", "4"]
+    command += ["--images", str(quick / "images"), "--threads", "1"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "weights     all in memory" in out and "looked at and left" in out and "tokens/s" in out
+    assert main([*command, "--json"]) == 0
+    plan = Plan.from_dict(json.loads(capsys.readouterr().out))
+    assert plan.workload == Workload.uniform(6, 20, 4) and plan.max_batch == 6
+    engine = Engine.load(tiny_store, threads=1, plan=plan)
+    done = engine.generate([[5, 6, 7]] * 6, SamplingParams(max_tokens=4, ignore_eos=True))
+    assert all(len(one.token_ids) == 4 for one in done)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--memory", "3 apples"], "no size"),
+        (["--memory", "2GB", "--context", "9000"], "takes 512 at most"),
+        (["--memory", "2GB", "--context", "10"], "less than a mean prompt"),
+        (["--memory", "2GB", "--rows", "0"], "at least 1"),
+        (["--memory", "1MB"], "what would do: allow"),
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_refused_before_anything_is_measured(
+    options: list[str], message: str, quick: Path, tiny_store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(tiny_store), *options, "--images", str(quick / "images"), "--threads", "1"]) == 1
+    assert message in capsys.readouterr().err
+    assert not (quick / "kept").exists()
+
+
+def test_lengths_of_a_workload_fill_the_longest_row() -> None:
+    assert Workload(3, Lengths(20, 100), Lengths.all(10)).context == 110
