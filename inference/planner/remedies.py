@@ -45,7 +45,7 @@ def what_would_work(ask: Ask, fits: Callable[[Ask], bool]) -> str:
 
 
 def _bytes(count: int) -> str:
-    return f"{count} bytes ({count / 1e9:.2f} GB)"
+    return f"{count} bytes" + (f" ({count / 1e9:.2f} GB)" if count >= 10**7 else "")
 
 
 def _least(works: Callable[[int], bool], most: int) -> int:
