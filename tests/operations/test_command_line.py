@@ -48,6 +48,15 @@ def test_an_unreachable_database_of_ones_own_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_plan_and_hardware_are_the_engines_own_with_the_installations_budget(tmp_path: Path) -> None:
+    shown = penstock("hardware", "--help", home=tmp_path)
+    assert shown.returncode == 0 and "--measure-again" in shown.stdout
+    shown = penstock("plan", "--help", home=tmp_path, PENSTOCK_MEMORY_BUDGET="2GB")
+    assert shown.returncode == 0 and "--rows" in shown.stdout
+    unknown = penstock("plan", "no-such-release", home=tmp_path)
+    assert unknown.returncode == 1 and "penstock up" in unknown.stderr
+
+
 def test_doctor_on_an_empty_home_tells_each_remedy(tmp_path: Path) -> None:
     done = penstock("doctor", "--json", home=tmp_path)
     assert done.returncode == 1

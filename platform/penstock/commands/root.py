@@ -12,6 +12,7 @@ from penstock.commands.evidence import evidence
 from penstock.commands.keys import key
 from penstock.commands.models import model
 from penstock.commands.pilots import pilot
+from penstock.commands.planning import hardware, plan
 from penstock.commands.tasks import task
 
 
@@ -80,5 +81,5 @@ def password(username: str) -> None:
     click.echo(_("The password of %s is changed.") % username)
 
 
-for group in (key, model, task, batch, evidence, pilot):
+for group in (key, model, task, batch, evidence, pilot, hardware, plan):
     penstock.add_command(group)
