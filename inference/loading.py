@@ -18,6 +18,7 @@ from inference.errors import MemoryBudgetError, StoreError
 from inference.kernels.base import CacheKind, Compute, Kernels, KeyValueCache, page_head_bytes
 from inference.kernels.native import KernelsUnavailable, NativeKernels
 from inference.kernels.reference import ReferenceKernels
+from inference.memory.allocation import keep_freed_memory
 from inference.memory.budget import default_budget_bytes
 from inference.memory.image_making import images_folder
 from inference.model.config import DecoderConfig
@@ -108,6 +109,7 @@ def load_model(
     images: the folder of layer images and of a spilled cache, by default as `images_folder` says.
     Raises ModelFormatError, StoreError, QuantizationError, MemoryBudgetError; ValueError for a plan that cannot work.
     """
+    keep_freed_memory()
     store = store_at(Path(path))
     manifest = StoreManifest.load(store)
     if plan is not None:
