@@ -267,9 +267,11 @@ def _rising(seconds: Iterable[float]) -> list[float]:
 
 
 def _between(at: Sequence[int], values: Sequence[float], wanted: float) -> float:
-    """On the lines through the measured points; beyond the last, on the line through the last two."""
+    """On the lines through the measured points; beyond the last, where arithmetic is all, in proportion to it."""
     if wanted <= at[0]:
         return values[0]
-    upper = next((i for i, x in enumerate(at) if x >= wanted), len(at) - 1)
+    if wanted >= at[-1]:
+        return values[-1] * wanted / at[-1]
+    upper = next(i for i, x in enumerate(at) if x >= wanted)
     x0, x1, y0, y1 = at[upper - 1], at[upper], values[upper - 1], values[upper]
-    return max(0.0, y0 + (y1 - y0) * (wanted - x0) / (x1 - x0))
+    return y0 + (y1 - y0) * (wanted - x0) / (x1 - x0)

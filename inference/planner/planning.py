@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 
 from inference.kernels.base import CacheKind, Compute
+from inference.memory.allocation import keep_freed_memory
 from inference.memory.image_making import images_folder
 from inference.model.layers import LayerReader
 from inference.planner.disk import disk_rate
@@ -45,6 +46,7 @@ def make_plan(
     other_caches: to be compared with. again: measure whatever was kept.
     Raises MemoryBudgetError, which says what would work, StoreError, QuantizationError.
     """
+    keep_freed_memory()  # as the engine does, so that what is measured is what will be
     folder = images_folder(images)
     encodings = {tensor.encoding for tensor in parts.reader.manifest.tensors if len(tensor.shape) == 2}
     ask = Ask(
