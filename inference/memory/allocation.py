@@ -27,3 +27,13 @@ def keep_freed_memory() -> bool:
     mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
     mapped = any(mallopt(_M_MMAP_THRESHOLD, size) for size in _MAPPED_FROM)
     return mapped and bool(mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES))
+
+
+def give_back_freed_memory() -> bool:
+    """Give what is freed and kept back to the system now; whether the C library can."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return False
+    trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
+    return bool(trim(0))

@@ -17,6 +17,7 @@ from inference.cache.pages import pages_for
 from inference.group import lone_sequence
 from inference.kernels.base import CacheKind, Kernels, KeyValueCache
 from inference.kernels.native.build import HEADERS, SOURCES, processor_marks
+from inference.memory.allocation import give_back_freed_memory, keep_freed_memory
 from inference.model.batch import StepBatch, build_batch
 from inference.model.decoder import Decoder
 from inference.model.layers import DecoderLayer, LayerReader
@@ -25,7 +26,7 @@ from inference.planner.disk import READERS, TrialFile
 from inference.planner.measured import keep, kept, measured_place
 from inference.scheduler import Slice
 
-FORMAT = 3
+FORMAT = 4
 ROWS = (1, 4, 16, 32, 64, 128, 256, 512)
 # Weights come from memory in a step, not from a cache that the layer before has filled.
 WORKING_BYTES = 128 * 2**20
@@ -109,6 +110,7 @@ def layer_rates(
             keep(place, found)
         return found
 
+    keep_freed_memory()  # as the engine does
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -120,6 +122,9 @@ def layer_rates(
             }
     finally:
         torch.set_num_threads(before)
+        if trial:
+            trial.clear()
+            give_back_freed_memory()  # the model is still to be loaded, within the memory allowed
     numbers: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in of_layer.items()}
     return LayerRates(**numbers, attention=attention)
 

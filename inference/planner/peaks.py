@@ -21,6 +21,7 @@ from inference.cache.pages import pages_for
 from inference.group import lone_sequence
 from inference.kernels.base import CacheKind, Compute, Kernels, KeyValueCache, Rows
 from inference.kernels.native.build import HEADERS, SOURCES, processor_marks
+from inference.memory.allocation import give_back_freed_memory
 from inference.model import linear
 from inference.model.batch import StepBatch, build_batch
 from inference.model.config import DecoderConfig
@@ -161,6 +162,7 @@ def host_peaks(
         peaks = _measure(config, compute, kernels, cache, threads)
     finally:
         torch.set_num_threads(before)
+        give_back_freed_memory()
     keep(place, peaks.as_dict())
     return peaks
 

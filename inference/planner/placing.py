@@ -29,6 +29,8 @@ from inference.planner.disk import READERS
 from inference.planner.sizes import ModelSizes
 
 RING = 3
+# Spilled pages are many small reads and writes, and cost the processor a copy each: not for a few percent.
+WORTH_SPILLING = 0.8
 
 Numbers = npt.NDArray[np.float64]
 
@@ -69,11 +71,30 @@ class Placed:
 
 
 def place(need: Need, room: Room, most_pinned: int | None = None) -> Placed | None:
-    """The placement with which the disk has least to do; None where there is none. most_pinned: layers, of weights."""
+    """The placement with which the disk has least to do; None where there is none. most_pinned: layers, of weights.
+
+    Keys and values are spilled only where nothing else fits, or the disk has much less to do then (WORTH_SPILLING).
+    """
+    kept = _best(need, room, most_pinned, spilling=False)
+    if kept is not None and not kept.streamed_bytes:
+        return kept
+    spilled = _best(need, room, most_pinned, spilling=True)
+    if kept is None or spilled is None:
+        return spilled or kept
+    return spilled if _disk_seconds(need, spilled, room) < WORTH_SPILLING * _disk_seconds(need, kept, room) else kept
+
+
+def _disk_seconds(need: Need, placed: Placed, room: Room) -> float:
+    page = len(placed.placement.spilled) * aligned(need.sizes.page_of_layer(need.cache))
+    read = placed.streamed_bytes + page * need.step.pages_read
+    return read / room.read_bytes_per_s + page * need.step.pages_written / room.write_bytes_per_s
+
+
+def _best(need: Need, room: Room, most_pinned: int | None, *, spilling: bool) -> Placed | None:
     for ring in (RING, LEAST_RING):
         layers = len(need.sizes.layers)
         pinned = layers if most_pinned is None else most_pinned
-        while (solution := _solved(need, room, ring, pinned)) is not None:
+        while (solution := _solved(need, room, ring, pinned, spilling)) is not None:
             found = _placed(need, solution, ring)
             if found.host_bytes <= room.memory_bytes:
                 return found
@@ -92,7 +113,7 @@ class _Solution:
     spilled: int
 
 
-def _solved(need: Need, room: Room, ring: int, most_pinned: int) -> _Solution | None:
+def _solved(need: Need, room: Room, ring: int, most_pinned: int, spilling: bool) -> _Solution | None:
     sizes, step = need.sizes, need.step
     config, count = sizes.config, len(sizes.layers)
     layer, page = sum(sizes.layers) / count, sizes.page_of_layer(need.cache)
@@ -100,7 +121,7 @@ def _solved(need: Need, room: Room, ring: int, most_pinned: int) -> _Solution | 
     row = sizes.embedding / config.vocab_size
     looked_up = min(sizes.embedding, need.step_rows * row)
     read, written = step.pages_read * aligned(page), step.pages_written * aligned(page)
-    can_spill = need.longest_pages <= buffer_pages(config, need.cache, need.pages)
+    can_spill = spilling and need.longest_pages <= buffer_pages(config, need.cache, need.pages)
     buffers = spilled_memory_bytes(config, need.cache, count, need.pages)
     spill_file = spilled_disk_bytes(config, need.cache, 1, need.pages)
     more_for_heads = ring * (max(largest, head) - largest)

@@ -19,6 +19,7 @@ from inference.model.config import DecoderConfig
 from inference.planner import disk as disk_module
 from inference.planner import layer_rates as rates_module
 from inference.planner import measured as measured_module
+from inference.planner import placing as placing_module
 from inference.planner.cost import StepCost, StepLoad, decode_load, estimate
 from inference.planner.disk import DiskRate
 from inference.planner.layer_rates import AttentionSeconds, LayerRates
@@ -147,7 +148,10 @@ def brute_force(need: Need, room: Room, ring: int) -> float | None:
 
 @pytest.mark.parametrize("memory", [25, 35, 40, 50, 60, 80, 120, 400])
 @pytest.mark.parametrize("batch", [1, 64, 2000])
-def test_the_program_finds_what_trying_everything_finds(memory: int, batch: int) -> None:
+def test_the_program_finds_what_trying_everything_finds(
+    memory: int, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placing_module, "WORTH_SPILLING", 1.0)
     workload = Workload.uniform(batch, 512, 64)
     need = Need(SIZES, "int8", batch * pages_for(576), pages_for(576), decode_load(workload, batch), 500, 3 * MB)
     room = Room(memory * MB, 10**12, 1e9, 5e8)
