@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from inference.bench.tiny import write_tiny_model
+from inference.bench.tiny import KV_HEADS, write_tiny_model
 from inference.cache.pages import PagePool, pages_for
 from inference.engine import Engine
 from inference.errors import InferenceError
@@ -30,6 +30,7 @@ from inference.model.batch import StepBatch
 from inference.model.decoder import Decoder
 from inference.request import Choice, Completion, GenerationRequest, SamplingParams
 from inference.weights import import_model
+from inference.weights.importer import Quantize
 
 MOST_PAGES = 64
 MOST_BATCH = 8
@@ -236,11 +237,13 @@ def _sampling(rng: random.Random) -> SamplingParams:
 
 
 @contextmanager
-def tiny_model(compute: ComputeChoice = "auto") -> Iterator[LoadedModel]:
-    """The tiny model, imported and loaded with room for any mix."""
+def tiny_model(
+    compute: ComputeChoice = "auto", *, quantize: Quantize = "keep", kv_heads: int = KV_HEADS
+) -> Iterator[LoadedModel]:
+    """The tiny model, imported and loaded with room for any mix. kv_heads: as of `write_tiny_model`."""
     with tempfile.TemporaryDirectory() as folder:
-        write_tiny_model(Path(folder) / "model")
-        import_model(Path(folder) / "model", Path(folder) / "store")
+        write_tiny_model(Path(folder) / "model", kv_heads=kv_heads)
+        import_model(Path(folder) / "model", Path(folder) / "store", quantize=quantize)
         yield load_small(Path(folder) / "store", compute)
 
 

@@ -12,14 +12,17 @@ VOCAB_SIZE, HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, MAX_CONTEXT = 320, 12
 SPREAD = 0.2  # of the weights: wide enough for outputs that differ from prompt to prompt
 
 
-def write_tiny_model(folder: Path, seed: int = 0) -> None:
-    """A Hugging Face folder of a Llama of some 0.4 million float32 weights, the same for the same seed."""
+def write_tiny_model(folder: Path, seed: int = 0, kv_heads: int = KV_HEADS) -> None:
+    """A Hugging Face folder of a Llama of some 0.4 million float32 weights, the same for the same seed.
+
+    kv_heads: HEADS, 2 or 1.
+    """
     random = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int) -> np.ndarray:
         return (random.standard_normal((rows, columns)) * SPREAD).astype(np.float32)
 
-    kv_size = HIDDEN * KV_HEADS // HEADS
+    kv_size = HIDDEN * kv_heads // HEADS
     tensors = {
         "model.embed_tokens.weight": matrix(VOCAB_SIZE, HIDDEN),
         "lm_head.weight": matrix(VOCAB_SIZE, HIDDEN),
@@ -46,7 +49,7 @@ def write_tiny_model(folder: Path, seed: int = 0) -> None:
         "intermediate_size": INTERMEDIATE,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
+        "num_key_value_heads": kv_heads,
         "max_position_embeddings": MAX_CONTEXT,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,

@@ -9,13 +9,14 @@ tells of all that; its own digest is in it. `image_making` writes and finds them
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -89,6 +90,11 @@ class ImageKey:
         of_kind = hashlib.sha256(f"{FORMAT_VERSION}\n{self.compute}\n{self.layout}".encode()).hexdigest()
         return f"{self.store[:16]}-{self.compute}-{of_kind[:12]}"
 
+    def is_another_layout_of(self, other: ImageKey) -> bool:
+        """Whether only the layout's own mark, its last word, differs: what an upgrade leaves behind."""
+        mine, others = self.layout.rpartition(" "), other.layout.rpartition(" ")
+        return (self.store, self.compute, mine[0]) == (other.store, other.compute, others[0]) and mine != others
+
 
 @dataclass(frozen=True, slots=True)
 class LayerImage:
@@ -141,6 +147,19 @@ class LayerImage:
                 f"{key.compute} and this layout; {_REMEDY}",
             )
         return cls(folder, found, units)
+
+    def used(self, *, alone: bool = False) -> IO[bytes]:
+        """A lock on the image, until the file is closed: shared by all who read it. alone: nobody else may hold one.
+
+        OSError where the image is gone, or (alone) in use.
+        """
+        file = (self.folder / INDEX_NAME).open("rb")
+        try:
+            fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise
+        return file
 
     def check_files(self) -> None:
         """StoreError, naming the file, where a unit's is missing or has another size. Reads none."""

@@ -66,6 +66,7 @@ def image_for(
             if not (place / INDEX_NAME).is_file():
                 for left in root.glob(f".{key.name}.*.partial"):  # by whoever was killed while at it
                     shutil.rmtree(left, ignore_errors=True)
+                _remove_outdated(root, key)
                 _make(place, key, units(), total, expected_bytes)
     except OSError as error:
         raise _not_written(place, error, expected_bytes) from error
@@ -76,6 +77,19 @@ def image_for(
     image = LayerImage.load(place, key)
     image.check_files()
     return image
+
+
+def _remove_outdated(root: Path, key: ImageKey) -> None:
+    """Remove images of the same store and arithmetic in earlier layouts of the same kernels, unless in use."""
+    for folder in sorted(root.glob(f"{key.store[:16]}-{key.compute}-*")):
+        try:
+            image = LayerImage.load(folder)
+            with image.used(alone=True):
+                if folder.name != key.name and image.key.is_another_layout_of(key):
+                    logger.info("removing %s: its layout is no longer the kernels' own", folder)
+                    shutil.rmtree(folder, ignore_errors=True)
+        except (OSError, StoreError) as error:
+            logger.info("%s stays: %s", folder, error)
 
 
 @contextmanager

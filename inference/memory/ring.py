@@ -103,7 +103,14 @@ class LayerRing:
     def __init__(
         self, image: LayerImage, names: Sequence[str], *, ring: int, readers: int, optional: str | None = None
     ) -> None:
-        """Starts to read at once. optional: the last of the names, or None. Raises StoreError, MemoryError."""
+        """Starts to read at once, and keeps the image from being removed as outdated.
+
+        optional: the last of the names, or None. Raises StoreError, MemoryError.
+        """
+        try:
+            self._in_use = image.used()
+        except OSError as error:
+            raise StoreError(image.folder, f"cannot be used: {error.strerror}") from None
         self._files = [_UnitFile(image, image.unit(name)) for name in names]
         self._places = {name: index for index, name in enumerate(names)}
         self._optional = self._places[optional] if optional is not None else -1
@@ -244,6 +251,7 @@ class LayerRing:
                 if self._closed:
                     self._alive -= 1
                     if not self._alive:
+                        self._in_use.close()
                         for file in self._files:
                             file.close()
                     return

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from inference.bench.__main__ import main
 from inference.bench.invariance import InvarianceCheck, NotInvariant, random_mix, tiny_model
 from inference.bench.soak import SoakResult, small_engine, soak
+from inference.bench.tiny import HEADS
 
 VOCABULARY = 320
 
@@ -24,10 +25,27 @@ def check() -> Iterator[InvarianceCheck]:
         yield InvarianceCheck(model)
 
 
+@pytest.fixture(scope="module")
+def ungrouped_check() -> Iterator[InvarianceCheck]:
+    """4-bit weights, and a key-value head for every query head."""
+    with tiny_model("int8", quantize="int4", kv_heads=HEADS) as model:
+        assert model.manifest.config.group == 1
+        assert model.manifest.tensor("layers.0.gate").encoding == "int4-rotated"
+        yield InvarianceCheck(model)
+
+
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.randoms(use_true_random=False))
 def test_outputs_are_the_same_bits_in_any_mix(check: InvarianceCheck, rng: random.Random) -> None:
     check.run(random_mix(rng, VOCABULARY))
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(st.randoms(use_true_random=False))
+def test_four_bit_weights_and_heads_of_their_own_keep_their_bits_in_any_mix(
+    ungrouped_check: InvarianceCheck, rng: random.Random
+) -> None:
+    ungrouped_check.run(random_mix(rng, VOCABULARY))
 
 
 def test_the_mixes_bring_about_what_could_change_an_output(check: InvarianceCheck) -> None:

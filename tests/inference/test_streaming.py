@@ -17,7 +17,8 @@ from inference.cache.pages import pages_for
 from inference.engine import Engine
 from inference.errors import StoreError
 from inference.loading import choose_kernels, load_model
-from inference.memory.image import INDEX_NAME, LayerImage, verify_image
+from inference.memory.image import INDEX_NAME, ImageKey, LayerImage, verify_image
+from inference.memory.image_making import image_for
 from inference.memory.placement import Placement
 from inference.model.layers import LayerReader
 from inference.model.residency import layer_image
@@ -394,6 +395,27 @@ def test_two_engines_use_one_image(own: Path) -> None:
     assert one == other
     folders = [path for path in the_image(own).folder.parent.iterdir() if path.is_dir()]
     assert folders == [the_image(own).folder]
+
+
+def test_an_image_in_an_earlier_layout_is_removed_once_nobody_uses_it(own: Path) -> None:
+    engine = engine_of(own, EVERYTHING)
+    earlier = the_image(own)
+    key = ImageKey(earlier.key.store, earlier.key.compute, earlier.key.layout + "0")
+
+    def made(key: ImageKey) -> LayerImage:
+        return image_for(key, list, total=0, expected_bytes=0)
+
+    first = made(key)
+    assert earlier.folder.is_dir()
+    expected = told(engine.generate(PROMPTS, ASKED))
+    assert all(reason == "length" for reason, *_ in expected)
+    engine._model.decoder.close()
+    second = made(ImageKey(key.store, key.compute, key.layout + "0"))
+    assert not earlier.folder.exists()
+    assert not first.folder.exists()
+    other_kernels = made(ImageKey(key.store, key.compute, "others " + key.layout))
+    assert second.folder.is_dir()
+    assert other_kernels.folder.is_dir()
 
 
 def test_an_image_that_was_cut_off_while_made_is_never_taken_for_whole(own: Path, tmp_path: Path) -> None:
