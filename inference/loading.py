@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +15,7 @@ import torch
 from inference.cache.pages import PagePool, pages_for
 from inference.cache.spilled import READERS, SpilledCache
 from inference.errors import MemoryBudgetError, StoreError
+from inference.foreign_loading import fitting_placement
 from inference.kernels.base import CacheKind, Compute, Kernels, KeyValueCache, page_head_bytes
 from inference.kernels.native import KernelsUnavailable, NativeKernels
 from inference.kernels.reference import ReferenceKernels
@@ -23,7 +24,8 @@ from inference.memory.budget import default_budget_bytes
 from inference.memory.image_making import images_folder
 from inference.model.config import DecoderConfig
 from inference.model.decoder import Decoder
-from inference.model.foreign import ForeignCache, ForeignDecoder
+from inference.model.foreign import ForeignDecoder
+from inference.model.foreign_cache import ForeignCache
 from inference.model.layers import LayerReader
 from inference.model.linear import fastest_compute
 from inference.model.residency import matrices_nbytes
@@ -119,22 +121,12 @@ def load_model(
     chosen: Compute = fastest_compute() if compute == "auto" else compute
     tokenizer = Tokenizer.load(store) if TOKENIZER_NAME in manifest.tokenizer_files else None
     if config.is_foreign:
-        least = manifest.parameters * _WEIGHT_BYTES[chosen]
-        if budget < least:
-            raise MemoryBudgetError(
-                f"a budget of {budget} bytes does not hold {manifest.parameters} weights in {chosen}: they need {least}"
-            )
-        foreign = ForeignDecoder.open(store, config, chosen)
+        placement, room = None, budget - workspace_bytes(config, max_batch, token_budget)
+        if room < manifest.parameters * _WEIGHT_BYTES[chosen]:
+            placement = fitting_placement(store, chosen, room)
+        foreign = ForeignDecoder.open(store, config, chosen, placement, images)
         total = fitting_pages(config, foreign.page_bytes, budget - foreign.nbytes, max_batch, token_budget)
-        store_of_states = ForeignCache(foreign.shapes, total)
-        return LoadedModel(
-            manifest,
-            foreign,
-            tokenizer,
-            store_of_states,
-            PagePool(total, store_of_states.clear, store_of_states.copy),
-            chosen,
-        )
+        return _foreign(manifest, foreign, tokenizer, total, chosen)
     kernels = choose_kernels(config, chosen)
     kind = cache_kind(cache, kernels)
     parts = LayerReader(StoreReader(store), kernels)
@@ -183,6 +175,9 @@ def _least_bytes(parts: LayerReader, kind: CacheKind, max_batch: int, token_budg
 def _planned(store: Path, manifest: StoreManifest, plan: Plan, images: Path | None) -> LoadedModel:
     config = manifest.config
     tokenizer = Tokenizer.load(store) if TOKENIZER_NAME in manifest.tokenizer_files else None
+    if config.is_foreign:
+        foreign = ForeignDecoder.open(store, config, plan.compute, plan.placement, images)
+        return replace(_foreign(manifest, foreign, tokenizer, plan.cache_pages, plan.compute), plan=plan)
     kernels = choose_kernels(config, plan.compute)
     kind = cache_kind(plan.cache, kernels)
     # The cache first: a disk that has no room for it shows before the weights are read.
@@ -190,6 +185,13 @@ def _planned(store: Path, manifest: StoreManifest, plan: Plan, images: Path | No
     decoder = Decoder.load(store, kernels, plan.placement, images)
     pool = PagePool(plan.cache_pages, pages.clear, pages.copy)
     return LoadedModel(manifest, decoder, tokenizer, pages, pool, plan.compute, plan)
+
+
+def _foreign(
+    manifest: StoreManifest, decoder: ForeignDecoder, tokenizer: Tokenizer | None, total: int, compute: Compute
+) -> LoadedModel:
+    cache = ForeignCache(decoder.shapes, total)
+    return LoadedModel(manifest, decoder, tokenizer, cache, PagePool(total, cache.clear, cache.copy), compute)
 
 
 def _planned_cache(config: DecoderConfig, plan: Plan, kind: CacheKind, images: Path | None) -> KeyValueCache:

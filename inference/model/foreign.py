@@ -9,77 +9,29 @@ values (a recurrent one) keeps the tokens in its pages instead and computes a se
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 
 from inference.cache.pages import PAGE_TOKENS, pages_for
 from inference.errors import StoreError
-from inference.kernels.base import Compute, KeyValueCache, LayerCache, Rows
-from inference.kernels.reference import ReferenceKernels, quantize_rows
+from inference.kernels.base import Compute, KeyValueCache, Rows
+from inference.kernels.reference import ReferenceKernels
+from inference.memory.placement import Placement
+from inference.memory.ring import StreamStats
 from inference.model.batch import StepBatch
 from inference.model.config import DecoderConfig
 from inference.model.decoder import Decoder
-from inference.model.linear import Int8Linear
+from inference.model.foreign_blocks import Blocks, BlocksInMemory, StreamedBlocks, blocks_image
+from inference.model.foreign_cache import ForeignCache, paged
+from inference.model.foreign_linear import QuantizedLinear, called_among, int8_of, linear_modules, put_int8
+from inference.model.foreign_shell import PROBE, Shell, dtype_of, maker_and_settings
 from inference.model.residency import WeightsInMemory
 from inference.weights.store import StoreReader
-
-PROBE = (1, 2, 3, 4)
-SETTINGS_NAME = "config.json"
-
-
-class _QuantizedLinear(nn.Module):
-    """A linear layer of theirs in int8."""
-
-    def __init__(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """weight: float32 [N, K]; bias: [N] or None."""
-        super().__init__()
-        self._linear = Int8Linear.of(name, weight)
-        self._bias = bias
-        # Some code asks it for its type. Whoever multiplied by it would be told.
-        self.weight = torch.empty(0)
-        self.nbytes = self._linear.nbytes
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = quantize_rows(x.reshape(-1, x.shape[-1]).float())
-        y = self._linear(rows)
-        if rows.scales is not None:
-            y.mul_(rows.scales[:, None])
-        if self._bias is not None:
-            y.add_(self._bias)
-        return y.reshape(*x.shape[:-1], -1)
-
-
-class ForeignCache(KeyValueCache):
-    """Pages in the shapes that a foreign model's layers have: for each layer float32 [pages, elements of a page]."""
-
-    def __init__(self, shapes: list[tuple[torch.Size, torch.Size]], pages: int) -> None:
-        """shapes: of one token's keys and values, [heads, D] each, by layer; none where tokens are kept instead."""
-        self.shapes = shapes
-        widths = [(keys.numel() + values.numel()) * PAGE_TOKENS for keys, values in shapes] or [PAGE_TOKENS]
-        self.stored = [torch.from_numpy(np.zeros((pages, width), dtype=np.float32)) for width in widths]
-        self.kind = "fp32"
-        self.page_bytes = sum(widths) * 4
-        self.layers = [LayerCache(layer, self.kind) for layer in self.stored]
-
-    def clear(self, pages: list[int]) -> None:
-        for layer in self.stored:
-            layer[pages] = 0
-
-    def parts(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of a layer's keys and values, [pages, PAGE_TOKENS, heads, D]."""
-        keys, values = self.shapes[layer]
-        stored, cut = self.stored[layer], keys.numel() * PAGE_TOKENS
-        return (
-            stored[:, :cut].view(-1, PAGE_TOKENS, *keys),
-            stored[:, cut:].view(-1, PAGE_TOKENS, *values),
-        )
 
 
 class _TheirKernels(ReferenceKernels):
@@ -91,49 +43,82 @@ class _TheirKernels(ReferenceKernels):
 class ForeignDecoder(Decoder):
     """A causal model of transformers behind the decoder's interface."""
 
-    def __init__(self, config: DecoderConfig, model: Any, compute: Compute, nbytes: int) -> None:
-        """Tries the model on a few tokens, which tells the shapes of its cache: `shapes`. Raises StoreError."""
+    def __init__(self, config: DecoderConfig, model: Any, compute: Compute, blocks: Blocks | None = None) -> None:
+        """Tries the model on a few tokens, which tells the shapes of its cache: `shapes`. Raises StoreError.
+
+        model: in float, but for what of its blocks is in int8 already. blocks: where those lie; in memory by default.
+        """
         self.config = config
         self.kernels = _TheirKernels(replace(config, max_context=1), compute)
         self._weights = WeightsInMemory([], None)  # theirs are within the model
         self._model = model
-        self._nbytes = nbytes
+        self._blocks: Blocks = blocks or BlocksInMemory()
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = next((name for name in ("cache", "past_key_values") if name in parameters), None)
         with torch.inference_mode():
+            if compute == "int8":
+                self._quantize()
             self.shapes = self._probe()
+        whole = sum(int(one.nbytes) for one in model.parameters())
+        whole += sum(one.nbytes for one in model.modules() if isinstance(one, QuantizedLinear))
+        self._step_nbytes = whole
+        self._nbytes = whole - self._blocks.bound_nbytes + self._blocks.nbytes
 
     @classmethod
-    def open(cls, store: Path, config: DecoderConfig, compute: Compute) -> ForeignDecoder:
-        """Read a store's weights into transformers' model. Raises StoreError, QuantizationError."""
-        from transformers import AutoConfig
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-        from transformers.utils import logging
+    def open(
+        cls,
+        store: Path,
+        config: DecoderConfig,
+        compute: Compute,
+        placement: Placement | None = None,
+        images: Path | None = None,
+    ) -> ForeignDecoder:
+        """Read a store's weights into transformers' model.
 
-        quiet: Any = logging
-        quiet.disable_progress_bar()
+        placement: which of its repeated blocks stay in memory; None: all. The others are read from an image of them,
+        which is made first where there is none; images: the folder of images, by default as `images_folder` says.
+        Raises StoreError, QuantizationError, MemoryError.
+        """
         reader = StoreReader(store)
+        if placement is not None and placement.ring:
+            shell = Shell(reader, compute)
+            if not placement.pinned.issuperset(range(len(shell.blocks))):
+                image = blocks_image(shell, reader, compute, images)
+                return cls(config, shell.model, compute, StreamedBlocks(shell, image, placement))
+        maker, settings = maker_and_settings(store)
         weights = {t.name: torch.from_numpy(reader.float32(t.name).copy()) for t in reader.manifest.tensors}
-        values = json.loads((store / SETTINGS_NAME).read_text("utf-8"))
-        settings = AutoConfig.for_model(values.pop("model_type"), **values)
-        dtype = torch.bfloat16 if compute == "bf16" else torch.float32
-        makers: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
-        maker = makers[0] if isinstance(makers, tuple) else makers
         try:
             model, loaded = maker.from_pretrained(
-                None, config=settings, state_dict=weights, dtype=dtype, output_loading_info=True
+                None, config=settings, state_dict=weights, dtype=dtype_of(compute), output_loading_info=True
             )
         except (ValueError, RuntimeError, KeyError) as error:
             raise StoreError(store, f"transformers cannot load it: {error}") from None
         missing = sorted(loaded["missing_keys"])
         if missing:
             raise StoreError(store, f"lacks {len(missing)} of its model's tensors, {missing[0]!r} among them")
-        model.eval()
-        if compute == "int8":
-            _quantize(model, config.vocab_size)
-        nbytes = sum(one.nbytes for one in model.parameters())
-        nbytes += sum(one.nbytes for one in model.modules() if isinstance(one, _QuantizedLinear))
-        return cls(config, model, compute, nbytes)
+        return cls(config, model.eval(), compute)
+
+    def _call(self, **inputs: Any) -> Any:
+        """What the model returns for one sequence."""
+        (found,) = self._blocks.run([lambda: self._model(**inputs)])
+        return found
+
+    def _quantize(self) -> None:
+        """Put int8 layers in the place of the linear ones that are called, and are not streamed."""
+        modules = linear_modules(self._model)
+        ids = torch.tensor([PROBE]) % self.config.vocab_size
+        for name in called_among(modules, lambda: self._call(input_ids=ids, use_cache=False)):
+            put_int8(self._model, name, int8_of(name, modules[name]))
+
+    @property
+    def nests(self) -> bool:
+        return self.stream_stats() is None
+
+    def stream_stats(self) -> StreamStats | None:
+        return self._blocks.stream_stats()
+
+    def close(self) -> None:
+        self._blocks.close()
 
     @property
     def nbytes(self) -> int:
@@ -151,7 +136,7 @@ class ForeignDecoder(Decoder):
     @property
     def layer_nbytes(self) -> int:
         """Bytes of weights that a step reads, at most; the head's among them."""
-        return self._nbytes
+        return self._step_nbytes
 
     @property
     def head_nbytes(self) -> int:
@@ -166,70 +151,62 @@ class ForeignDecoder(Decoder):
         from transformers.cache_utils import DynamicCache, DynamicLayer
 
         ids = torch.tensor([PROBE]) % self.config.vocab_size
-        whole = self._model(ids, use_cache=False).logits[0].float()
+        whole = self._call(input_ids=ids, use_cache=False).logits[0].float()
         if not bool(torch.isfinite(whole).all()):
             raise StoreError(self.config.architecture, "gives NaN or infinity; its weights may be damaged")
-        part = self._model(ids[:, :3], use_cache=False).logits[0].float()
+        part = self._call(input_ids=ids[:, :3], use_cache=False).logits[0].float()
         if not _alike(part, whole[:3]):
             raise StoreError(self.config.architecture, "is not causal: what comes later changes what came before")
         if self._cache_name is None:
             return []
         cache: Any = DynamicCache()
         try:
-            self._model(ids[:, :3], use_cache=True, **{self._cache_name: cache})
+            self._call(input_ids=ids[:, :3], use_cache=True, **{self._cache_name: cache})
             plain = bool(cache.layers) and all(type(layer) is DynamicLayer for layer in cache.layers)
             if not plain or any(layer.get_seq_length() != 3 for layer in cache.layers):
                 return []
-            last = self._model(ids[:, 3:], use_cache=True, **{self._cache_name: cache}).logits[0, -1].float()
+            shapes = [(_token_shape(layer.keys), _token_shape(layer.values)) for layer in cache.layers]
+            pages = ForeignCache(shapes, 1)
+            for count, some in ((0, ids[:, :3]), (3, ids[:, 3:])):
+                mine = paged(pages, torch.tensor([0]), count)
+                last = self._call(input_ids=some, use_cache=True, **{self._cache_name: mine}).logits[0, -1].float()
         except (TypeError, ValueError, AttributeError, LookupError, RuntimeError):
             return []
         if not _alike(last, whole[-1]):
             return []
-        return [(_token_shape(layer.keys), _token_shape(layer.values)) for layer in cache.layers]
+        return shapes
 
     def forward(self, batch: StepBatch, cache: KeyValueCache, between_layers: Callable[[], None] | None = None) -> Rows:
         """Compute a step, one sequence after the other; logits float32 [L, vocab] of `batch.logit_rows`."""
         assert isinstance(cache, ForeignCache)
-        wanted, found = batch.logit_rows.tolist(), []
+        wanted, tasks = batch.logit_rows.tolist(), []
         starts = batch.segment_starts.tolist()
         for segment, (count, context) in enumerate(batch.lengths):
             first = starts[segment]
             pages = batch.page_table[segment, : pages_for(context)].long()
-            logits = self._sequence(batch.token_ids[first : first + count], context, pages, cache)  # [count, vocab]
+            ids = batch.token_ids[first : first + count]
             mine = [row - first for row in wanted if first <= row < first + count]
-            found.append(logits[mine])
-        return Rows(torch.cat(found), None)
+            tasks.append(partial(self._sequence, ids, context, pages, cache, mine))
+        return Rows(torch.cat(self._blocks.run(tasks)), None)
 
     def states(self, batch: StepBatch, cache: KeyValueCache) -> torch.Tensor:
         raise StoreError(self.config.architecture, "runs in transformers' own code, which gives no embeddings here")
 
-    def _sequence(self, ids: torch.Tensor, context: int, pages: torch.Tensor, cache: ForeignCache) -> torch.Tensor:
-        """Logits, float32 [count, vocab], of a sequence's last tokens; those before them are in its pages."""
-        count = len(ids)
-        before = context - count
+    def _sequence(
+        self, ids: torch.Tensor, context: int, pages: torch.Tensor, cache: ForeignCache, wanted: list[int]
+    ) -> torch.Tensor:
+        """Logits, float32 [wanted, vocab], of some of a sequence's last tokens; those before them are in its pages."""
+        before = context - len(ids)
+        if self.shapes:
+            theirs = {str(self._cache_name): paged(cache, pages, before)}
+            logits: torch.Tensor = self._model(ids[None], use_cache=True, **theirs).logits[0]
+            return logits[wanted].float()
         places = torch.arange(before, context)
-        page, offset = pages[places // PAGE_TOKENS], places % PAGE_TOKENS
-        if not self.shapes:
-            tokens = cache.stored[0]
-            tokens[page, offset] = ids.float()
-            whole = tokens[pages].reshape(-1)[:context].long()
-            logits: torch.Tensor = self._model(whole[None], use_cache=False).logits[0, before:]
-            return logits.float()
-        from transformers.cache_utils import DynamicCache
-
-        theirs: Any = DynamicCache()
-        dtype = next(self._model.parameters()).dtype
-        if before:
-            for layer in range(len(self.shapes)):
-                keys, values = (
-                    part[pages].flatten(0, 1)[:before].transpose(0, 1)[None].to(dtype) for part in cache.parts(layer)
-                )
-                theirs.update(keys, values, layer)
-        logits = self._model(ids[None], use_cache=True, **{str(self._cache_name): theirs}).logits[0]
-        for layer, made in enumerate(theirs.layers):
-            for part, all_tokens in zip(cache.parts(layer), (made.keys, made.values), strict=True):
-                part[page, offset] = all_tokens[0, :, before:].transpose(0, 1).float()
-        return logits.float()
+        tokens = cache.stored[0]
+        tokens[pages[places // PAGE_TOKENS], places % PAGE_TOKENS] = ids.float()
+        whole = tokens[pages].reshape(-1)[:context].long()
+        logits = self._model(whole[None], use_cache=False).logits[0, before:]
+        return logits[wanted].float()
 
 
 def _alike(some: torch.Tensor, others: torch.Tensor) -> bool:
@@ -240,27 +217,3 @@ def _alike(some: torch.Tensor, others: torch.Tensor) -> bool:
 def _token_shape(states: torch.Tensor) -> torch.Size:
     """[1, heads, T, D] -> [heads, D]."""
     return torch.Size((states.shape[1], states.shape[3]))
-
-
-def _quantize(model: Any, vocabulary: int) -> None:
-    """Put int8 layers in the place of linear ones: nn.Linear, and GPT-2's, whose weight lies transposed.
-
-    Only of those that are called: some code takes a layer's weight and multiplies by itself.
-    """
-    from transformers.pytorch_utils import Conv1D
-
-    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)}
-    called: set[str] = set()
-    hooks = [module.register_forward_hook(lambda *_, name=name: called.add(name)) for name, module in linear.items()]
-    with torch.inference_mode():
-        model(torch.tensor([PROBE]) % vocabulary, use_cache=False)
-    for hook in hooks:
-        hook.remove()
-    for name in sorted(called):
-        module = linear[name]
-        weight = module.weight.detach().float()
-        if isinstance(module, Conv1D):
-            weight = weight.t().contiguous()
-        bias = None if module.bias is None else module.bias.detach().float()
-        owner, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(owner), attribute, _QuantizedLinear(name, weight, bias))
