@@ -24,6 +24,7 @@ PREDICTED = Predicted(
     prefill_seconds=5.0,
     decode_seconds=5.0,
     step_seconds=1.0,
+    longest_step_seconds=2.0,
     steps=10,
     peak_memory_bytes={"host": 10**9, "disk": 2 * 10**9},
     streamed_bytes_per_step=10**9,
