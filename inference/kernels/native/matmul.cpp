@@ -6,11 +6,9 @@
 // weights are 0. Rows hold level + 128, which `corrections` (128 times the sum of an output's weights) takes out again.
 
 #include "nibbles.h"
+#include "tiles.h"
 
 #include <vector>
-
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #if defined(__AVX512VNNI__)
 
@@ -166,20 +164,7 @@ void rows_by_dot_products(const Product& product, int64_t first, int64_t last, i
 // Fewer rows than this are done sooner by dot products than by a tile that is mostly empty.
 constexpr int64_t WORTH_A_TILE = 5;
 
-struct alignas(64) TileShape {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-// In memory of its own: GCC 12 takes the instruction to read 8 bytes only, and may leave out the rest of a local one.
 const TileShape TILE_SHAPE;
-
-bool allowed_tiles() {
-    // Linux lends the tile registers to a process that asks (arch_prctl ARCH_REQ_XCOMP_PERM, XTILEDATA).
-    static const bool allowed = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-    return allowed;
-}
 
 // The processor's own prefetching stops at the end of each 4 KiB.
 constexpr int64_t AHEAD_BYTES = 4096;
