@@ -214,7 +214,7 @@ struct LevelBlock {
 #if defined(__AMX_INT8__)
     // Tiles 0 to 3: results. 4: queries, 5: keys, 6: weights, 7: values.
     struct Shape : TileShape {
-        Shape() {
+        constexpr Shape() {
             row_bytes[4] = DEPTH;
             rows[5] = DEPTH / 4;
             row_bytes[6] = PAGE_TOKENS;
