@@ -54,14 +54,15 @@ class Wanted:
 
 
 def plan_for(wanted: Wanted, workload: Workload, *, again: bool = False) -> Plan:
-    """The planner's choice, with the process's own memory taken off. Raises MemoryBudgetError, StoreError."""
+    """The planner's choice, the process's own memory counted in. Raises MemoryBudgetError, StoreError."""
     kernels = wanted.kernels()
     return make_plan(
         LayerReader(StoreReader(wanted.store), kernels),
         compute=kernels.compute,
         cache=cache_kind(wanted.cache, kernels),
         workload=workload,
-        memory_bytes=wanted.memory_bytes - process_bytes(),
+        memory_bytes=wanted.memory_bytes,
+        process_bytes=process_bytes(),
         threads=wanted.threads,
         max_batch=wanted.max_batch,
         token_budget=wanted.token_budget,
