@@ -231,7 +231,7 @@ void attend_levels(const QueryHead* q, const Reading& reading, const LevelCache<
     // With few sequences a thread takes a head of one at a time; with many, some sequences whole, because then it knows
     // what it reads next.
     const int64_t count = (int64_t)all.size();
-    const int heads = count >= 8 * threads ? cache.kv_heads : 1;
+    const int heads = count >= 4 * threads ? cache.kv_heads : 1;
     const int64_t parts = cache.kv_heads / heads;
     const int64_t together = heads == 1 ? 1 : std::max<int64_t>(1, count / (16 * threads));
     bool tiles = false;
