@@ -51,6 +51,15 @@ class MemoryBudgetError(InferenceError):
     """The memory allowed does not hold the model and a useful cache."""
 
 
+class SettingError(InferenceError):
+    """A setting of an engine that makes no sense, or not on this host. `setting` names it."""
+
+    def __init__(self, setting: str, message: str) -> None:
+        super().__init__(f"{setting}: {message}")
+        self.setting = setting
+        self.message = message
+
+
 class CalibrationError(InferenceError):
     """A calibration text that cannot be read or says nothing, or one given where nothing is to be rounded by it."""
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from inference.engine import Engine
 
 
+INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
+
+
 def add_generate(generate: argparse.ArgumentParser) -> None:
     """The command's options."""
     add = generate.add_argument
@@ -95,6 +98,8 @@ def run_generate(options: argparse.Namespace) -> int:
                 engine.step()
         except KeyboardInterrupt:
             engine.stop()
+            _report(done[0], as_json=options.json, streamed=streams)
+            return INTERRUPTED
         failed |= _report(done[0], as_json=options.json, streamed=streams)
     if not options.json:
         _show_limits(engine)

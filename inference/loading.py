@@ -14,7 +14,7 @@ import torch
 
 from inference.cache.pages import PagePool, pages_for
 from inference.cache.spilled import READERS, SpilledCache
-from inference.errors import MemoryBudgetError, StoreError
+from inference.errors import MemoryBudgetError, SettingError, StoreError
 from inference.foreign_loading import fitting_placement
 from inference.kernels.base import CacheKind, Compute, Kernels, KeyValueCache, page_head_bytes
 from inference.kernels.native import KernelsUnavailable, NativeKernels
@@ -109,8 +109,14 @@ def load_model(
     plan: decides about compute, cache and all sizes, whatever is given besides. Without one, what does not fit is
     planned for as many rows as max_batch says; the host is measured first where that has not been done.
     images: the folder of layer images and of a spilled cache, by default as `images_folder` says.
-    Raises ModelFormatError, StoreError, QuantizationError, MemoryBudgetError; ValueError for a plan that cannot work.
+    Raises SettingError, ModelFormatError, StoreError, QuantizationError, MemoryBudgetError; ValueError for a plan that
+    cannot work.
     """
+    if compute not in ("auto", *_WEIGHT_BYTES):
+        raise SettingError("compute", f"is {compute!r}; auto, {', '.join(_WEIGHT_BYTES)} are known")
+    for setting, value in (("max_batch", max_batch), ("token_budget", token_budget), ("memory_bytes", memory_bytes)):
+        if value is not None and value < 1:
+            raise SettingError(setting, f"must be at least 1, not {value}")
     keep_freed_memory()
     store = store_at(Path(path))
     manifest = StoreManifest.load(store)
@@ -214,11 +220,11 @@ def choose_kernels(config: DecoderConfig, compute: Compute) -> Kernels:
 
 
 def cache_kind(choice: CacheChoice, kernels: Kernels) -> CacheKind:
-    """The cache asked for, or the kernels' own choice; ValueError where they cannot read it."""
+    """The cache asked for, or the kernels' own choice; SettingError where they cannot read it."""
     if choice == "auto":
         return kernels.cache_kinds[0]
     if choice not in kernels.cache_kinds:
-        raise ValueError(f"cache is {choice!r}; the {kernels.name} kernels read {', '.join(kernels.cache_kinds)}")
+        raise SettingError("cache", f"is {choice!r}; the {kernels.name} kernels read {', '.join(kernels.cache_kinds)}")
     return choice
 
 

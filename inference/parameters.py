@@ -146,13 +146,19 @@ class SamplingParams:
         _whole("max_tokens", self.max_tokens, 1, None)
         _number("temperature", self.temperature, 0.0, 100.0)
         _number("top_p", self.top_p, 0.0, 1.0, open_below=True)
-        if self.seed is not None and (not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**64):
-            raise InvalidRequest("seed", f"must be a whole number that fits in 64 bits, not {self.seed!r}")
-        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+        if self.seed is not None:
+            _whole("seed", self.seed, -(2**63), 2**64 - 1)
+        for field in ("stop", "stop_token_ids", "logit_bias"):
+            if not isinstance(getattr(self, field), tuple | list):
+                raise InvalidRequest(field, f"must be a tuple, not {getattr(self, field)!r}")
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequest("ignore_eos", f"must be True or False, not {self.ignore_eos!r}")
+        if not all(isinstance(text, str) and text for text in self.stop):
             raise InvalidRequest("stop", "must be a tuple of strings that are not empty")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequest("stop", f"has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are taken")
-        if not isinstance(self.min_tokens, int) or not 0 <= self.min_tokens <= self.max_tokens:
+        _whole("min_tokens", self.min_tokens, 0, None)
+        if self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 "min_tokens", f"must be from 0 to max_tokens ({self.max_tokens}), not {self.min_tokens!r}"
             )

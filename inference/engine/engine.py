@@ -18,7 +18,7 @@ from inference.embedding import Embedder, Pooling
 from inference.engine.intake import Intake
 from inference.engine.running import RunningBatch
 from inference.engine.stats import EngineStats
-from inference.errors import StoreError
+from inference.errors import SettingError, StoreError
 from inference.group import new_group
 from inference.loading import CacheChoice, ComputeChoice, LoadedModel, load_model, workspace_bytes
 from inference.parallelism import ThreadGovernor
@@ -92,8 +92,10 @@ class Engine:
         what prompts have in common at their beginnings only once; results are the same either way. plan: where the
         model's parts lie; it decides about all but threads and share_prefixes. Without one, a model that memory_bytes
         does not hold is planned for (see `load_model`).
-        Raises ModelFormatError, StoreError, QuantizationError, MemoryBudgetError.
+        Raises SettingError, ModelFormatError, StoreError, QuantizationError, MemoryBudgetError.
         """
+        if threads is not None and threads < 1:
+            raise SettingError("threads", f"must be at least 1, not {threads}")
         count = threads or torch.get_num_threads()
         torch.set_num_threads(count)
         model = load_model(

@@ -23,6 +23,7 @@ from inference.planner.sizes import ModelSizes
 from inference.planner.workload import Workload
 
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+SPARE_SHARE = 0.06
 TOKEN_BUDGETS = (256, 512, 1024, 2048)
 # Rows in so many batches of one size are tried too, so that the last batch is as full as the others.
 EVEN_BATCHES = 8
@@ -49,6 +50,13 @@ class Ask:
     max_batch: int | None = None
     token_budget: int | None = None
     could_shrink: bool = False
+
+    @property
+    def room_bytes(self) -> int:
+        """What may be planned with: where the whole process counts, a share stays free for what its libraries take as
+        they work, and for gaps between pieces of memory.
+        """
+        return int(self.memory_bytes * (1 - SPARE_SHARE)) if self.process_bytes else self.memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +116,7 @@ def _candidates(ground: Ground) -> Iterator[_Candidate]:
 def _fits(ask: Ask) -> bool:
     """Whether there is any placement."""
     need = _need(ask, ask.cache, ask.max_batch or 1, ask.token_budget or TOKEN_BUDGETS[0])
-    return place(need, Room(ask.memory_bytes, ask.disk_bytes, 1.0, 1.0)) is not None
+    return place(need, Room(ask.room_bytes, ask.disk_bytes, 1.0, 1.0)) is not None
 
 
 def _need(ask: Ask, cache: CacheKind, max_batch: int, token_budget: int) -> Need:
@@ -130,7 +138,7 @@ def _candidate(
     """The placement that gives the disk least to do for that batch; None where it does not fit."""
     ask, disk = ground.ask, ground.disk
     need = _need(ask, cache, max_batch, token_budget)
-    room = Room(ask.memory_bytes, ask.disk_bytes, disk.bytes_per_s, disk.write_bytes_per_s)
+    room = Room(ask.room_bytes, ask.disk_bytes, disk.bytes_per_s, disk.write_bytes_per_s)
     placed = place(need, room, most_pinned)
     if placed is None:
         return None

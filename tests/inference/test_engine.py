@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from inference import Completion, Engine, SamplingParams
-from inference.errors import MemoryBudgetError
+from inference.errors import MemoryBudgetError, SettingError
 from inference.request import GenerationRequest, InvalidRequest, TokenEvent
 
 TEXTS = [
@@ -292,3 +292,42 @@ def test_without_compiled_kernels_a_prompt_longer_than_a_piece_is_answered(
     (completion,) = engine.generate([[3 + i % 500 for i in range(300)]], SamplingParams(max_tokens=2, ignore_eos=True))
     assert engine.stats().kernels == "torch"
     assert completion.error is None and completion.output_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("compute", "int2"),
+        ("cache", "int3"),
+        ("threads", 0),
+        ("max_batch", 0),
+        ("token_budget", 0),
+        ("memory_bytes", -1),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_named(tiny_store: Path, setting: str, value: Any) -> None:
+    with pytest.raises(SettingError, match=setting) as refused:
+        Engine.load(tiny_store, **{setting: value})
+    assert refused.value.setting == setting
+
+
+def test_an_urgent_request_among_hundreds_gets_its_first_token_in_the_next_step(tiny_store: Path) -> None:
+    engine = Engine.load(tiny_store, threads=1, max_batch=64, memory_bytes=200_000_000)
+    done: list[Completion] = []
+    for number in range(300):
+        request = GenerationRequest(f"row-{number}", (5, number % 50, 7), SamplingParams(max_tokens=40), priority=3)
+        engine.submit(request, on_finish=done.append)
+    for _ in range(5):
+        engine.step()
+    urgent = Listener()
+    engine.submit(
+        GenerationRequest("urgent", (1, 2, 3), SamplingParams(max_tokens=4), priority=0),
+        on_token=urgent.events.append,
+        on_finish=urgent.completions.append,
+    )
+    assert len(done) < 300 and not urgent.events
+    engine.step()
+    assert len(urgent.events) == 1
+    while len(done) < 300:
+        engine.step()
+    assert {completion.finish_reason for completion in done} <= {"length", "stop"}  # paused, never lost

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,3 +80,18 @@ def test_the_baseline_answers_as_transformers_does_and_says_in_what_it_computed(
     assert (done.prompt_tokens, done.output_tokens) == (ids.shape[1], len(made))
     assert done.finish_reason == ("stop" if made[-1] == 2 else "length")
     assert done.ttft_seconds is not None and 0 < done.ttft_seconds <= done.duration_seconds
+
+
+def test_ctrl_c_ends_the_command_and_not_just_the_prompt(smollm2_store: Path) -> None:
+    prompts = ["--prompt", "Count to a thousand.", "--prompt", "And again."]
+    command = [sys.executable, "-m", "inference", "generate", "--model", str(smollm2_store), "--chat", *prompts]
+    running = subprocess.Popen(
+        [*command, "--max-tokens", "4000", "--threads", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert running.stdout is not None
+    assert running.stdout.read(1)  # the first prompt's answer has begun
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=120)
+    assert running.returncode == 130
+    assert err.count("tokens in") == 1 and "[cancelled" in err
+    assert "Traceback" not in err

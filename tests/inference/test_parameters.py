@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inference.errors import InvalidRequest
 from inference.parameters import MAX_CHOICES, MAX_CONSTRAINT_CHARACTERS, MAX_SCHEMA_DEPTH, Constraint, SamplingParams
@@ -26,12 +29,13 @@ NAN, INFINITY = float("nan"), float("inf")
         "presence_penalty": [2.1, -2.1, "0"],
         "logit_bias": [((-1, 1.0),), ((1, 101.0),), ((1, NAN),), ((1, 1.0), (1, 2.0)), ((1,),), (5,)],
         "logprobs": [-1, 21, 1.5, True],
-        "seed": [2**64, -(2**63) - 1, 0.5],
+        "seed": [2**64, -(2**63) - 1, 0.5, True],
         "n": [0, 129, 1.0],
         "best_of": [0, 129],
-        "stop": ["text", ("",), (1,), tuple("abcdefgh" * 9)],
-        "stop_token_ids": [(-1,), (1.5,)],
-        "min_tokens": [-1, 257, 0.5],
+        "stop": ["text", None, {"a": 1}, ("",), (1,), tuple("abcdefgh" * 9)],
+        "stop_token_ids": [(-1,), (1.5,), None, 7],
+        "min_tokens": [-1, 257, 0.5, True],
+        "ignore_eos": ["no", 1, None],
         "constraint": ["{}", {"type": "object"}],
     }.items(),
 )
@@ -109,3 +113,23 @@ def test_a_schema_keeps_the_order_of_its_properties_and_its_digest_tells_it_apar
     assert first.digest != second.digest
     assert first.digest == Constraint.json_schema({"properties": {"b": {}, "a": {}}}).digest
     assert Constraint.regex("a").digest != Constraint.grammar("a").digest
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 2**70),
+    st.floats(),
+    st.text(max_size=3),
+    st.lists(st.one_of(st.none(), st.integers(-2, 5), st.text(max_size=2)), max_size=3),
+    st.dictionaries(st.text(max_size=2), st.integers(), max_size=2),
+)
+
+
+@given(field=st.sampled_from([field.name for field in fields(SamplingParams)]), value=JUNK)
+def test_junk_is_taken_or_refused_by_its_fields_name_and_never_breaks(field: str, value: Any) -> None:
+    try:
+        SamplingParams(**{field: value})
+    except InvalidRequest as error:
+        # best_of counts beside n, and min_tokens beside max_tokens.
+        assert error.field == field or {error.field, field} in ({"n", "best_of"}, {"max_tokens", "min_tokens"})

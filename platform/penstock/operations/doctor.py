@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
-import psutil
 from django.utils.translation import gettext as _
 
+from inference.memory.budget import available_memory_bytes
 from penstock.config import Config, config
 from penstock.operations.connection import reachable, use
 
@@ -75,7 +75,7 @@ def disk(settings: Config) -> Iterator[Finding]:
 
 
 def memory(settings: Config) -> Iterator[Finding]:
-    available = psutil.virtual_memory().available
+    available = available_memory_bytes()
     yield Finding(
         _("memory"),
         available >= LEAST_MEMORY_BYTES,

@@ -109,11 +109,7 @@ class EnginePool:
             loaded = list(self._loaded.values())
             self._loaded.clear()
         for one in loaded:
-            one.engine.stop()
-            try:
-                end_run(run_id=one.run_id, engine=one.engine)
-            except (DatabaseError, InterfaceError) as error:  # the host's next start ends it
-                logger.warning("the end of a run of %s is not recorded: %s", one.name, error)
+            _end(one)
 
     def _acquire(self, release: ModelRelease) -> Loaded:
         found = self._take(release)
@@ -145,13 +141,19 @@ class EnginePool:
         engine.start()
         seconds = time.monotonic() - started
         logger.info("loaded %s in %.1f s", release.name, seconds)
-        run = begin_run(host=self.host, release=release, engine=engine, load_seconds=seconds)
+        try:
+            run = begin_run(host=self.host, release=release, engine=engine, load_seconds=seconds)
+        except BaseException:
+            engine.stop()  # nobody would know of it, nor of its memory
+            raise
         loaded = Loaded(release.name, release.digest, engine, run.pk, users=1)
         with self._lock:
-            if self._closed:
-                engine.stop()
-                raise EngineUnavailable(_("The engine host is stopping."), passing=True)
-            self._loaded[release.digest] = loaded
+            closed = self._closed
+            if not closed:
+                self._loaded[release.digest] = loaded
+        if closed:
+            _end(loaded)
+            raise EngineUnavailable(_("The engine host is stopping."), passing=True)
         return loaded
 
     def _make_room(self, release: ModelRelease) -> int:
@@ -175,8 +177,7 @@ class EnginePool:
                     return max(1, left)
                 given_up = self._loaded.pop(min(idle)[1])
             logger.info("giving up %s for another release", given_up.name)
-            given_up.engine.stop()
-            end_run(run_id=given_up.run_id, engine=given_up.engine)
+            _end(given_up)
             del given_up
             gc.collect()
 
@@ -190,6 +191,15 @@ class EnginePool:
                 free = available_memory_bytes()
                 self._budget_bytes = free - max(RESERVE_BYTES, int(free * RESERVE_SHARE))
         return self._budget_bytes
+
+
+def _end(loaded: Loaded) -> None:
+    """Stops an engine and records it, if the database is there; else the host's next start does."""
+    loaded.engine.stop()
+    try:
+        end_run(run_id=loaded.run_id, engine=loaded.engine)
+    except (DatabaseError, InterfaceError) as error:
+        logger.warning("the end of a run of %s is not recorded: %s", loaded.name, error)
 
 
 def needed_bytes(release: ModelRelease) -> int:
