@@ -115,8 +115,8 @@ def load_model(
     if compute not in ("auto", *_WEIGHT_BYTES):
         raise SettingError("compute", f"is {compute!r}; auto, {', '.join(_WEIGHT_BYTES)} are known")
     for setting, value in (("max_batch", max_batch), ("token_budget", token_budget), ("memory_bytes", memory_bytes)):
-        if value is not None and value < 1:
-            raise SettingError(setting, f"must be at least 1, not {value}")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise SettingError(setting, f"must be a whole number of at least 1, not {value!r}")
     keep_freed_memory()
     store = store_at(Path(path))
     manifest = StoreManifest.load(store)

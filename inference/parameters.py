@@ -149,8 +149,10 @@ class SamplingParams:
         if self.seed is not None:
             _whole("seed", self.seed, -(2**63), 2**64 - 1)
         for field in ("stop", "stop_token_ids", "logit_bias"):
-            if not isinstance(getattr(self, field), tuple | list):
-                raise InvalidRequest(field, f"must be a tuple, not {getattr(self, field)!r}")
+            given = getattr(self, field)
+            if not isinstance(given, tuple | list):
+                raise InvalidRequest(field, f"must be a tuple or list, not {given!r}")
+            object.__setattr__(self, field, tuple(given))  # frozen, and so to be had as a key
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequest("ignore_eos", f"must be True or False, not {self.ignore_eos!r}")
         if not all(isinstance(text, str) and text for text in self.stop):

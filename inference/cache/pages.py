@@ -2,7 +2,8 @@
 
 A page holds PAGE_TOKENS tokens of every layer. What it holds depends on its own tokens and on all tokens before them,
 so a full page is known by the page before it and its tokens: a chain, looked up link by link. Sequences that begin
-alike hold the same pages; a page that nobody holds any more is kept for the next one until its room is needed.
+alike hold the same pages; a page that nobody holds any more is kept for the next one until its room is needed. Where a
+sequence goes its own way within a page, it takes a copy of the page that begins like its own.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ class Engine:
         does not hold is planned for (see `load_model`).
         Raises SettingError, ModelFormatError, StoreError, QuantizationError, MemoryBudgetError.
         """
-        if threads is not None and threads < 1:
-            raise SettingError("threads", f"must be at least 1, not {threads}")
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+            raise SettingError("threads", f"must be a whole number of at least 1, not {threads!r}")
         count = threads or torch.get_num_threads()
         torch.set_num_threads(count)
         model = load_model(

@@ -300,6 +300,8 @@ def test_without_compiled_kernels_a_prompt_longer_than_a_piece_is_answered(
         ("compute", "int2"),
         ("cache", "int3"),
         ("threads", 0),
+        ("threads", "2"),
+        ("memory_bytes", float("nan")),
         ("max_batch", 0),
         ("token_budget", 0),
         ("memory_bytes", -1),
