@@ -114,3 +114,20 @@ def test_rest_gives_a_batchs_engine_runs_with_their_plans(
     (given,) = data["engine_runs"]
     assert Plan.from_dict(given["plan"]) == PLAN
     assert given["measured"]["decode_tokens_per_s"] == 80.0
+
+
+def test_all_outputs_of_a_request_are_shown_on_its_page_and_through_rest(
+    world: Any, people: Any, as_person: Callable[[Any], Any]
+) -> None:
+    row = world.request
+    first = row.output_text
+    row.choices = [
+        {"index": 0, "text": first, "finish_reason": "stop"},
+        {"index": 1, "text": "Another tea altogether.", "finish_reason": "length"},
+    ]
+    row.save()
+    client = as_person(people.operator)
+    page = text_of(client.get(f"/requests/{row.pk}/"))
+    assert "Output 2 · length Another tea altogether." in page
+    data = client.get(f"/api/requests/{row.pk}/").json()
+    assert data["output_texts"] == [first, "Another tea altogether."]

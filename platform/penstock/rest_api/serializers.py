@@ -260,10 +260,12 @@ class RequestSerializer(serializers.ModelSerializer[Request]):
 
 
 class RequestDetailSerializer(RequestSerializer):
-    """A request with its prompt and its output."""
+    """A request with its prompt and its outputs, of which `output_text` is the first."""
+
+    output_texts = serializers.ListField(child=serializers.CharField(), read_only=True)
 
     class Meta(RequestSerializer.Meta):
-        fields = [*RequestSerializer.Meta.fields, "body", "output_text"]
+        fields = [*RequestSerializer.Meta.fields, "body", "output_text", "output_texts"]
         read_only_fields = fields
 
 

@@ -1,5 +1,7 @@
 """Files, batches, shards, requests and the hosts that run them. PostgreSQL remembers; Celery only carries."""
 
+from typing import Any
+
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
@@ -240,7 +242,12 @@ class Request(models.Model):
     @property
     def output_texts(self) -> list[str]:
         """Every output's text, the first one's first."""
-        return [self.output_text, *(choice["text"] for choice in (self.choices or [])[1:])]
+        return [self.output_text, *(choice["text"] for choice in self.further_choices)]
+
+    @property
+    def further_choices(self) -> list[dict[str, Any]]:
+        """Of more than one output, all but the first: `text` and `finish_reason` among what each has."""
+        return (self.choices or [])[1:]
 
 
 class EngineHost(models.Model):
