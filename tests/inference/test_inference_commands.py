@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,12 @@ def test_ctrl_c_ends_the_command_and_not_just_the_prompt(smollm2_store: Path) ->
     prompts = ["--prompt", "Count to a thousand.", "--prompt", "And again."]
     command = [sys.executable, "-m", "inference", "generate", "--model", str(smollm2_store), "--chat", *prompts]
     running = subprocess.Popen(
-        [*command, "--max-tokens", "4000", "--threads", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--max-tokens", "4000", "--ignore-eos", "--threads", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Whoever runs the tests in the background may have it ignored, which a child inherits.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     assert running.stdout is not None
     assert running.stdout.read(1)  # the first prompt's answer has begun

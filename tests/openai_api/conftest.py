@@ -101,17 +101,20 @@ def outsider(server: Server, people: Any, token_of: Callable[..., str]) -> opena
 
 
 @pytest.fixture(scope="session")
-def engine_process() -> Iterator[Any]:
+def engine_process(django_db_blocker: Any) -> Iterator[Any]:
     """An engine host with its inner listener, in this process; its engine stays loaded from test to test."""
     from penstock.serving.hosting.host import EngineHostProcess
     from penstock.serving.hosting.listener import Listener
 
     host = EngineHostProcess(name="test-host")
+    # Whatever this process has taken for the tests before: what it leaves of a budget is not their affair.
+    host.engines._budget_bytes = 2 * 1024**3
     listener = Listener(host)
     listener.start()
     yield host, listener.url
     host.stopping.set()
-    host.engines.close()
+    with django_db_blocker.unblock():
+        host.engines.close()
     listener.stop()
 
 

@@ -25,6 +25,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(config(), "threads", 1)
     monkeypatch.setattr(config(), "max_running_requests", 4)
     pool = EnginePool("of-this-test")
+    pool._budget_bytes = 2 * 1024**3
     yield pool
     pool.close()
 
