@@ -71,8 +71,10 @@ def _parser() -> argparse.ArgumentParser:
 
     add_plan(commands.add_parser("plan", help="how a model would run in so much memory, and how fast"))
 
-    verify = commands.add_parser("verify", help="read a store whole and compare every file with its digest")
-    verify.add_argument("store", type=Path)
+    verify = commands.add_parser(
+        "verify", help="read a store, or a layer image, whole and compare every file with its digest"
+    )
+    verify.add_argument("folder", type=Path)
     return parser
 
 
@@ -105,9 +107,14 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
+    from inference.memory.image import INDEX_NAME, verify_image
     from inference.weights.store import verify_store
 
-    manifest = verify_store(options.store)
+    if (options.folder / INDEX_NAME).exists():
+        image = verify_image(options.folder)
+        print(f"all {len(image.units)} files of the layer image match")
+        return 0
+    manifest = verify_store(options.folder)
     print(f"all {len(manifest.files)} files match; digest {manifest.digest}")
     return 0
 

@@ -25,7 +25,7 @@ def add_hardware(command: argparse.ArgumentParser) -> None:
 def run_hardware(options: argparse.Namespace) -> int:
     import torch
 
-    from inference.memory.image_making import images_folder
+    from inference.memory.folders import images_folder
     from inference.planner.disk import FILE_BYTES
     from inference.planner.hardware import hardware
 

@@ -21,7 +21,7 @@ from inference.kernels.native import KernelsUnavailable, NativeKernels
 from inference.kernels.reference import ReferenceKernels
 from inference.memory.allocation import keep_freed_memory
 from inference.memory.budget import default_budget_bytes
-from inference.memory.image_making import images_folder
+from inference.memory.folders import images_folder
 from inference.model.config import DecoderConfig
 from inference.model.decoder import Decoder
 from inference.model.foreign import ForeignDecoder

@@ -20,7 +20,7 @@ from inference.errors import ModelFormatError, StoreError
 from inference.kernels.base import Kernels
 from inference.loading import CacheChoice, ComputeChoice, cache_kind, choose_kernels, store_at
 from inference.memory.budget import parse_size, process_bytes
-from inference.memory.image_making import images_folder
+from inference.memory.folders import images_folder
 from inference.model.layers import LayerReader
 from inference.model.linear import fastest_compute
 from inference.planner.disk import TrialFile

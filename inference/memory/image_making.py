@@ -15,17 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import platformdirs
 import torch
 import xxhash
 
 from inference.errors import StoreError
 from inference.memory.direct import CHUNK_BYTES, Buffer, DirectFile, aligned
+from inference.memory.folders import FOLDER_VARIABLE, images_folder
 from inference.memory.image import INDEX_NAME, ArrayPlace, ImageKey, LayerImage, MatrixPlace, UnitPlace
 
 logger = logging.getLogger(__name__)
-
-FOLDER_VARIABLE = "PENSTOCK_IMAGES"
 
 
 class Matrix(NamedTuple):
@@ -41,12 +39,6 @@ class Unit(NamedTuple):
 
     name: str
     matrices: Iterable[Matrix]
-
-
-def images_folder(folder: Path | None = None) -> Path:
-    """Where images are kept: as told, or where PENSTOCK_IMAGES says, or in the user's cache."""
-    named = os.environ.get(FOLDER_VARIABLE)
-    return folder or (Path(named) if named else Path(platformdirs.user_cache_dir("penstock")) / "images")
 
 
 def image_for(

@@ -176,7 +176,7 @@ def _over(linears: Mapping[str, Linear], views: Views) -> dict[str, Linear]:
 def layer_image(parts: LayerReader, folder: Path | None = None) -> LayerImage:
     """The image of a store's layers and head for these kernels; made where there is none yet. Raises StoreError.
 
-    folder: of images; `image_making.images_folder` tells where they are kept otherwise.
+    folder: of images; `folders.images_folder` tells where they are kept otherwise.
     """
     config = parts.config
     key = ImageKey(parts.reader.manifest.digest, parts.kernels.compute, _layout(parts.kernels))

@@ -9,7 +9,7 @@ import psutil
 
 from inference.kernels.base import CacheKind, Compute
 from inference.memory.allocation import keep_freed_memory
-from inference.memory.image_making import images_folder
+from inference.memory.folders import images_folder
 from inference.model.layers import LayerReader
 from inference.planner.disk import disk_rate
 from inference.planner.layer_rates import layer_rates

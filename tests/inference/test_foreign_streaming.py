@@ -12,7 +12,7 @@ from test_foreign_models import MODELS, PROMPTS, SIZES, WIDE, make_model
 from inference import Engine, SamplingParams
 from inference.errors import MemoryBudgetError
 from inference.foreign_loading import fitting_placement
-from inference.memory.image_making import images_folder
+from inference.memory.folders import images_folder
 from inference.memory.placement import Placement
 from inference.planner.plan import Plan
 from inference.planner.workload import Workload

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from inference.__main__ import main
 from inference.cache.pages import pages_for
 from inference.engine import Engine
 from inference.errors import StoreError
@@ -290,9 +291,10 @@ def test_a_flipped_bit_ends_the_requests_and_is_found_on_demand(own: Path) -> No
     assert "is damaged: bytes 0 to" in failed(engine, naming=path)
     with pytest.raises(StoreError, match="SHA-256"):
         verify_image(path.parent)
+    assert main(["verify", str(path.parent)]) == 1
     flip(path, 100)
     assert told(engine.generate(PROMPTS, ASKED)) == resident
-    verify_image(path.parent)
+    assert main(["verify", str(path.parent)]) == 0
 
 
 def test_a_flipped_bit_in_a_pinned_layer_is_found_while_loading(own: Path) -> None:

@@ -64,6 +64,25 @@ def test_doctor_on_an_empty_home_tells_each_remedy(tmp_path: Path) -> None:
     assert not findings["PostgreSQL"]["ok"]
     assert "penstock up" in findings["PostgreSQL"]["remedy"]
     assert findings["Python"]["ok"]
+    assert findings["PENSTOCK_MEMORY_BUDGET"]["ok"]
+
+
+def test_doctor_tells_of_the_compiler_the_budget_and_the_layers_folder(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    done = penstock(
+        "doctor",
+        "--json",
+        home=tmp_path,
+        PENSTOCK_MEMORY_BUDGET="100MB",
+        PENSTOCK_IMAGES=str(images),
+        PATH="/nowhere",
+        CXX="",
+    )
+    findings = {finding["what"]: finding for finding in json.loads(done.stdout)}
+    assert not findings["C++ compiler"]["ok"] and "g++" in findings["C++ compiler"]["remedy"]
+    assert not findings["PENSTOCK_MEMORY_BUDGET"]["ok"], "a worker alone takes more than that"
+    layers = findings["layers of models larger than memory"]
+    assert layers["ok"] and layers["found"].startswith(str(images))
 
 
 def test_doctor_speaks_the_terminals_language(tmp_path: Path) -> None:

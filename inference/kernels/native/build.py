@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import platformdirs
 
 from inference.cache.pages import PAGE_TOKENS
+from inference.kernels.compiler import cpp_compiler
 from inference.model.config import DecoderConfig
 
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
@@ -37,7 +36,7 @@ class KernelsUnavailable(Exception):
 
 def compiled_library(config: DecoderConfig) -> Path:
     """The shared library for a model's head size, compiled now or before. KernelsUnavailable where that fails."""
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
+    compiler = cpp_compiler()
     if compiler is None:
         raise KernelsUnavailable("there is no C++ compiler (g++ or clang++) on the path")
     if config.head_dim % 32:

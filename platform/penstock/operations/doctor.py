@@ -7,10 +7,14 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
+import psutil
 from django.utils.translation import gettext as _
 
+from inference.kernels.compiler import cpp_compiler
 from inference.memory.budget import available_memory_bytes
+from inference.memory.folders import images_folder
 from penstock.config import Config, config
 from penstock.operations.connection import reachable, use
 
@@ -18,6 +22,8 @@ GIB = 1024**3
 LEAST_FREE_BYTES = 2 * GIB
 LEAST_MEMORY_BYTES = 2 * GIB
 STALE_SECONDS = 30
+# What a worker takes before it has loaded any model, nearly.
+WORKER_BYTES = 7 * GIB // 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,7 @@ def examine() -> list[Finding]:
     """Looks at everything; a check that itself breaks is a finding too."""
     settings = config()
     findings: list[Finding] = []
-    for check in (python, home, disk, memory, database, broker, port, ledger_key, hosts, models, browser_bundle):
+    for check in CHECKS:
         try:
             findings.extend(check(settings))
         except Exception as error:
@@ -55,6 +61,19 @@ def python(settings: Config) -> Iterator[Finding]:
         yield Finding(name, there, _("installed") if there else _("not installed"), _("`make run` installs it."))
 
 
+def compiler(settings: Config) -> Iterator[Finding]:
+    found = cpp_compiler()
+    yield Finding(
+        _("C++ compiler"),
+        found is not None,
+        found or _("not found"),
+        _(
+            "Install g++ or clang++. Without one the engine computes with PyTorch's kernels: slower, and with results "
+            "that depend on what else runs."
+        ),
+    )
+
+
 def home(settings: Config) -> Iterator[Finding]:
     folder = settings.home
     exists = folder.is_dir()
@@ -64,14 +83,31 @@ def home(settings: Config) -> Iterator[Finding]:
 
 
 def disk(settings: Config) -> Iterator[Finding]:
-    folder = next(path for path in (settings.home, *settings.home.parents) if path.exists())
-    free = shutil.disk_usage(folder).free
+    free = free_bytes(settings.home)
     yield Finding(
         _("disk"),
         free >= LEAST_FREE_BYTES,
         _("%.1f GiB free") % (free / GIB),
         _("Free at least 2 GiB, or move PENSTOCK_HOME."),
     )
+
+
+def layer_images(settings: Config) -> Iterator[Finding]:
+    """Only of models larger than memory, so no least size is asked for."""
+    folder = images_folder()
+    found = _("%(folder)s, %(size).1f GiB free") % {"folder": folder, "size": free_bytes(folder) / GIB}
+    nearest = nearest_there(folder)
+    remedy = _("Give yourself write access, or set PENSTOCK_IMAGES.")
+    yield Finding(_("layers of models larger than memory"), os.access(nearest, os.W_OK), found, remedy)
+
+
+def nearest_there(folder: Path) -> Path:
+    """The folder, or the nearest above it that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
+
+
+def free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(nearest_there(folder)).free
 
 
 def memory(settings: Config) -> Iterator[Finding]:
@@ -81,6 +117,20 @@ def memory(settings: Config) -> Iterator[Finding]:
         available >= LEAST_MEMORY_BYTES,
         _("%.1f GiB available") % (available / GIB),
         _("The starter model wants 2 GiB; end other programs."),
+    )
+
+
+def memory_budget(settings: Config) -> Iterator[Finding]:
+    budget = settings.memory_budget_bytes
+    if budget is None:
+        found = _("not set: what is free when a worker starts, less a fifth (at least 1 GiB)")
+        yield Finding("PENSTOCK_MEMORY_BUDGET", True, found)
+        return
+    yield Finding(
+        "PENSTOCK_MEMORY_BUDGET",
+        WORKER_BYTES < budget <= psutil.virtual_memory().total,
+        _("%.1f GiB") % (budget / GIB),
+        _("A worker takes about 0.7 GiB before it loads a model; and no more can be had than the machine's memory."),
     )
 
 
@@ -185,3 +235,21 @@ def browser_bundle(settings: Config) -> Iterator[Finding]:
     collected = (settings.home / "static" / ".collected").exists()
     found = _("collected") if collected else _("not collected yet")
     yield Finding(_("static files"), collected, found, _("`penstock up` collects them."))
+
+
+CHECKS: tuple[Check, ...] = (
+    python,
+    compiler,
+    home,
+    disk,
+    memory,
+    memory_budget,
+    layer_images,
+    database,
+    broker,
+    port,
+    ledger_key,
+    hosts,
+    models,
+    browser_bundle,
+)
