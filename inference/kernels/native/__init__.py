@@ -10,6 +10,7 @@ import torch
 
 from inference.kernels.base import CacheKind, Compute, LayerCache, Linear, Rows
 from inference.kernels.native.build import KernelsUnavailable, compiled_library
+from inference.kernels.native.calling import pointer, threads
 from inference.kernels.native.families import SIGNATURES, FamilyKernels
 from inference.kernels.native.linear import NibbleLinear, PackedLinear, packed_nbytes, padded
 from inference.model.batch import StepBatch
@@ -83,7 +84,7 @@ class NativeKernels:
             _KINDS["fp32"],
             out.data_ptr(),
             None,
-            _threads(),
+            threads(),
         )
         return out
 
@@ -109,7 +110,7 @@ class NativeKernels:
             return
         rows, width = x.shape
         self._library.penstock_add_norm(
-            x.data_ptr(), y.data_ptr(), _pointer(scales), None, 0.0, rows, width, 0, None, None, _threads()
+            x.data_ptr(), y.data_ptr(), pointer(scales), None, 0.0, rows, width, 0, None, None, threads()
         )
 
     def _add_norm(
@@ -119,16 +120,16 @@ class NativeKernels:
         out = self._out(rows, width)
         self._library.penstock_add_norm(
             x.data_ptr(),
-            _pointer(y),
-            _pointer(scales),
-            _pointer(weight),
+            pointer(y),
+            pointer(scales),
+            pointer(weight),
             self._config.rms_norm_eps,
             rows,
             width,
             self._kind,
             out.values.data_ptr(),
-            _pointer(out.scales),
-            _threads(),
+            pointer(out.scales),
+            threads(),
         )
         return out
 
@@ -149,7 +150,7 @@ class NativeKernels:
         table = None if rope == NO_ROTATION else self._tables[rope]
         self._library.penstock_rotate_store(
             y.data_ptr(),
-            _pointer(scales),
+            pointer(scales),
             batch.rotations.data_ptr(),
             batch.slots.data_ptr(),
             None if table is None else table.cos.data_ptr(),
@@ -157,8 +158,8 @@ class NativeKernels:
             rows,
             config.heads,
             config.kv_heads,
-            _pointer(q_norm),
-            _pointer(k_norm),
+            pointer(q_norm),
+            pointer(k_norm),
             config.rms_norm_eps,
             q_norm is not None and len(q_norm) > config.head_dim,
             0 if table is None else config.rotated,
@@ -166,7 +167,7 @@ class NativeKernels:
             q.data_ptr(),
             layer.pages.data_ptr(),
             kind,
-            _threads(),
+            threads(),
         )
         return q
 
@@ -190,9 +191,9 @@ class NativeKernels:
             rows,
             self._kind,
             out.values.data_ptr(),
-            _pointer(out.scales),
+            pointer(out.scales),
             scratch.data_ptr(),
-            _threads(),
+            threads(),
         )
         return out
 
@@ -203,13 +204,13 @@ class NativeKernels:
         out = self._out(rows, width)
         self._library.penstock_silu_mul(
             y.data_ptr(),
-            _pointer(scales),
+            pointer(scales),
             rows,
             width,
             self._kind,
             out.values.data_ptr(),
-            _pointer(out.scales),
-            _threads(),
+            pointer(out.scales),
+            threads(),
         )
         return out
 
@@ -227,14 +228,6 @@ def _cache_kinds(compute: Compute, packs: bool) -> tuple[CacheKind, ...]:
     if compute == "int8":
         return ("int8", "int4", "bf16", "fp32")
     return ("fp32", "bf16", "int8", "int4") if compute == "fp32" else ("bf16", "fp32", "int8", "int4")
-
-
-def _pointer(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _threads() -> int:
-    return torch.get_num_threads()
 
 
 def _bound(path: Path) -> ctypes.CDLL:

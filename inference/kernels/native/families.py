@@ -7,6 +7,7 @@ import ctypes
 import torch
 
 from inference.kernels.base import Rows
+from inference.kernels.native.calling import pointer, threads
 from inference.model.config import DecoderConfig
 
 _P, _F, _I, _N = ctypes.c_void_p, ctypes.c_float, ctypes.c_int, ctypes.c_int64
@@ -32,18 +33,18 @@ class FamilyKernels:
         self._library.penstock_add_post(
             x.data_ptr(),
             y.data_ptr(),
-            _pointer(scales),
+            pointer(scales),
             post.data_ptr(),
             self._config.rms_norm_eps,
             *x.shape,
-            _threads(),
+            threads(),
         )
 
     def rows(self, x: torch.Tensor, out: Rows) -> Rows:
         """x as it is."""
         x = x.contiguous()
         self._library.penstock_rows(
-            x.data_ptr(), *x.shape, self._kind, out.values.data_ptr(), _pointer(out.scales), _threads()
+            x.data_ptr(), *x.shape, self._kind, out.values.data_ptr(), pointer(out.scales), threads()
         )
         return out
 
@@ -51,33 +52,25 @@ class FamilyKernels:
         """gelu(gate) * up of [M, 2 * I], by the config's kind of gelu."""
         self._library.penstock_gelu_mul(
             y.data_ptr(),
-            _pointer(scales),
+            pointer(scales),
             y.shape[0],
             y.shape[1] // 2,
             self._config.activation == "gelu_tanh",
             self._kind,
             out.values.data_ptr(),
-            _pointer(out.scales),
-            _threads(),
+            pointer(out.scales),
+            threads(),
         )
         return out
 
     def soft_cap(self, y: torch.Tensor, scales: torch.Tensor | None, cap: float) -> torch.Tensor:
         out = torch.empty_like(y)
-        self._library.penstock_soft_cap(y.data_ptr(), _pointer(scales), cap, *y.shape, out.data_ptr(), _threads())
+        self._library.penstock_soft_cap(y.data_ptr(), pointer(scales), cap, *y.shape, out.data_ptr(), threads())
         return out
 
     def route(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         out = torch.empty((len(rows), len(weights)), dtype=torch.float32)
         self._library.penstock_route(
-            rows.data_ptr(), weights.data_ptr(), *rows.shape, len(weights), out.data_ptr(), _threads()
+            rows.data_ptr(), weights.data_ptr(), *rows.shape, len(weights), out.data_ptr(), threads()
         )
         return out
-
-
-def _pointer(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _threads() -> int:
-    return torch.get_num_threads()

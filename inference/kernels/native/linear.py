@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from inference.kernels.base import Likeliest, Rows
+from inference.kernels.native.calling import pointer, threads
 from inference.model.linear import channel_levels
 from inference.quant.rotated import RotatedTensor
 
@@ -61,14 +62,14 @@ class _Packed:
             values.data_ptr(),
             stride,
             count,
-            *(None if weights is None else weights.data_ptr() for weights in self._weights),
+            *map(pointer, self._weights),
             self._group,
             self._scales.data_ptr(),
             self._corrections.data_ptr(),
             self._tiles,
             self._outputs,
             *(result.data_ptr() for result in results),
-            torch.get_num_threads(),
+            threads(),
         )
 
 
