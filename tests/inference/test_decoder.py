@@ -3,67 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from whole_prompts import kernels_of, logits_of, sequences_of
 
 from inference import Engine, SamplingParams
-from inference.cache.pages import PagePool, pages_for
 from inference.errors import ModelFormatError
-from inference.group import lone_sequence
-from inference.kernels.base import Kernels, KeyValueCache
-from inference.kernels.native import KernelsUnavailable, NativeKernels
+from inference.kernels.base import KeyValueCache
 from inference.kernels.native.linear import PackedLinear
-from inference.kernels.reference import ReferenceKernels
 from inference.model.batch import build_batch
-from inference.model.config import DecoderConfig
 from inference.model.decoder import Decoder
 from inference.model.linear import channel_levels
 from inference.scheduler import Slice
-from inference.sequence import Sequence
 from inference.weights import StoreManifest, import_model
-
-
-def sequence_of(tokens: list[int], pages: PagePool) -> Sequence:
-    sequence = lone_sequence(tokens)
-    sequence.pages = [pages.take() for _ in range(pages_for(len(tokens)))]
-    return sequence
-
-
-def all_logits(decoder: Decoder, prompts: list[list[int]], cache: KeyValueCache, cuts: list[int]) -> list[torch.Tensor]:
-    """Logits of every position of every prompt: [T, vocab] each; prompt i goes through in pieces of cuts[i] tokens."""
-    pages = PagePool(64)
-    sequences = [sequence_of(prompt, pages) for prompt in prompts]
-    done = [0] * len(prompts)
-    collected: list[list[torch.Tensor]] = [[] for _ in prompts]
-    while any(at < len(prompt) for at, prompt in zip(done, prompts, strict=True)):
-        slices, owners = [], []
-        for index, sequence in enumerate(sequences):
-            count = min(cuts[index], len(sequence.tokens) - done[index])
-            if count:
-                slices.append(Slice(sequence, done[index], count))
-                owners.append(index)
-                done[index] += count
-        batch = build_batch(slices)
-        object.__setattr__(batch, "logit_rows", torch.arange(len(batch.token_ids)))
-        with torch.inference_mode():
-            rows = decoder.forward(batch, cache)
-        values = rows.values if rows.scales is None else rows.values * rows.scales[:, None]
-        for owner, piece in zip(owners, torch.split(values, [piece.count for piece in slices]), strict=True):
-            collected[owner].append(piece)
-    return [torch.cat(pieces) for pieces in collected]
-
-
-def kernels_of(kind: str, config: DecoderConfig, compute: Any) -> Kernels:
-    if kind == "torch":
-        return ReferenceKernels(config, compute)
-    try:
-        return NativeKernels(config, compute)
-    except KernelsUnavailable as error:
-        pytest.skip(str(error))
-
 
 PROMPTS = [[(7 * i * i + 11 * p + 5) % 512 for i in range(length)] for p, length in enumerate([1, 5, 32, 33, 70, 100])]
 
@@ -95,7 +51,7 @@ def test_logits_in_float32_equal_transformers(
     config = import_model(tmp_path / "model", tmp_path / "store").config
     decoder = Decoder.load(tmp_path / "store", kernels_of(kind, config, "fp32"))
     cache = KeyValueCache(config, 64, "fp32")
-    ours = all_logits(decoder, PROMPTS, cache, [1, 2, 32, 7, 70, 64])
+    ours = logits_of(decoder, PROMPTS, [1, 2, 32, 7, 70, 64], cache)
     for prompt, logits in zip(PROMPTS, ours, strict=True):
         with torch.inference_mode():
             theirs = model(torch.tensor([prompt])).logits[0]
@@ -110,8 +66,8 @@ def test_compiled_kernels_agree_with_the_reference_in_every_arithmetic(compute: 
     results = []
     for kind in ("torch", "native"):
         decoder = Decoder.load(smollm2_store, kernels_of(kind, config, compute))
-        cache = KeyValueCache(config, 64, "bf16")
-        results.append(torch.cat(all_logits(decoder, prompts, cache, [1, 40, 33])))
+        cache = "bf16"
+        results.append(torch.cat(logits_of(decoder, prompts, [1, 40, 33], cache)))
     reference, native = (torch.log_softmax(logits, dim=1) for logits in results)
     # Rounding differs in the last place of each kernel; quantized activations then differ by a level here and there.
     divergence = (reference.exp() * (reference - native)).sum(dim=1)
@@ -125,9 +81,9 @@ def test_a_rows_logits_are_the_same_bits_whatever_is_computed_beside_it(kind: st
     decoder = Decoder.load(smollm2_store, kernels_of(kind, config, "int8"))
     prompts = [[(31 * i + 17 * p + 100) % 40_000 for i in range(n)] for p, n in enumerate([1, 31, 64, 65, 90])]
     cache = KeyValueCache(config, 64, decoder.kernels.cache_kinds[0])
-    together = all_logits(decoder, prompts, cache, [1, 5, 64, 3, 16])
+    together = logits_of(decoder, prompts, [1, 5, 64, 3, 16], cache)
     for prompt, logits in zip(prompts, together, strict=True):
-        (alone,) = all_logits(decoder, [prompt], cache, [len(prompt)])
+        (alone,) = logits_of(decoder, [prompt], [len(prompt)], cache)
         assert torch.equal(alone, logits)
 
 
@@ -165,12 +121,12 @@ def test_a_cache_of_whole_numbers_stays_close_to_a_bfloat16_one_and_keeps_the_bi
         pytest.skip("this processor has no dot products of bytes")
     prompts = [[(31 * i + 17 * p + 100) % 40_000 for i in range(n)] for p, n in enumerate([1, 33, 64, 90])]
     cuts = [1, 5, 64, 32]
-    levels = all_logits(decoder, prompts, KeyValueCache(config, 64, kind), cuts)
-    exact = torch.cat(all_logits(decoder, prompts, KeyValueCache(config, 64, "bf16"), cuts)).log_softmax(dim=1)
+    levels = logits_of(decoder, prompts, cuts, kind)
+    exact = torch.cat(logits_of(decoder, prompts, cuts, "bf16")).log_softmax(dim=1)
     divergence = (exact.exp() * (exact - torch.cat(levels).log_softmax(dim=1))).sum(dim=1)
     assert divergence.mean() < {"int8": 0.02, "int4": 0.5}[kind]
     for prompt, logits in zip(prompts, levels, strict=True):
-        (alone,) = all_logits(decoder, [prompt], KeyValueCache(config, 64, kind), [len(prompt)])
+        (alone,) = logits_of(decoder, [prompt], [len(prompt)], kind)
         assert torch.equal(alone, logits)
 
 
@@ -193,11 +149,11 @@ def test_the_likeliest_tokens_are_those_of_the_logits(smollm2_store: Path) -> No
     if not decoder.picks:
         pytest.skip("this processor has no dot products of bytes")
     prompt = [(37 * i + 100) % 40_000 for i in range(150)]
-    (logits,) = all_logits(decoder, [prompt], KeyValueCache(config, 64, "int8"), [150])
+    (logits,) = logits_of(decoder, [prompt], [150], "int8")
     for count in (1, 4, 17, 150):
-        cache, pages = KeyValueCache(config, 64, "int8"), PagePool(64)
-        batch = build_batch([Slice(sequence_of(prompt, pages), 0, 150)])
-        object.__setattr__(batch, "logit_rows", torch.arange(count))
+        cache = KeyValueCache(config, 64, "int8")
+        batch = build_batch([Slice(sequences_of([prompt], config)[0], 0, 150)])
+        batch = replace(batch, logit_rows=torch.arange(count))
         with torch.inference_mode():
             found = decoder.likeliest(batch, cache)
         assert found.scales is not None

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from whole_prompts import PAGES, kernels_of, logits_of, sequences_of
 
 from inference import Engine, SamplingParams
-from inference.cache.pages import PagePool, pages_for
 from inference.errors import ModelFormatError
-from inference.group import lone_sequence
-from inference.kernels.base import CacheKind, Kernels, KeyValueCache
-from inference.kernels.native import KernelsUnavailable, NativeKernels
+from inference.kernels.base import KeyValueCache
 from inference.kernels.reference import ReferenceKernels
 from inference.model.batch import build_batch
 from inference.model.config import DecoderConfig
@@ -118,44 +116,6 @@ def make_model(name: str, **changes: Any) -> Any:
         if parameter.ndim == 1:
             parameter.data.add_(torch.randn_like(parameter) * 0.2)
     return model.eval()
-
-
-def kernels_of(kind: str, config: DecoderConfig, compute: Any) -> Kernels:
-    if kind == "torch":
-        return ReferenceKernels(config, compute)
-    try:
-        return NativeKernels(config, compute)
-    except KernelsUnavailable as error:
-        pytest.skip(str(error))
-
-
-def slices_of(prompts: list[list[int]], config: DecoderConfig) -> list[Slice]:
-    """Each prompt whole."""
-    pages, slices = PagePool(16), []
-    for prompt in prompts:
-        sequence = lone_sequence(prompt)
-        sequence.pages = [pages.take() for _ in range(pages_for(len(prompt)))]
-        sequence.rotation_offset = config.rotation_offset(len(prompt))
-        slices.append(Slice(sequence, 0, len(prompt)))
-    return slices
-
-
-def logits_of(decoder: Decoder, prompts: list[list[int]], piece: int, kind: CacheKind = "fp32") -> list[torch.Tensor]:
-    """Logits of every position of every prompt, [T, vocab] each, computed together in pieces of that many tokens."""
-    cache = KeyValueCache(decoder.config, 16, kind)
-    whole = slices_of(prompts, decoder.config)
-    collected: list[list[torch.Tensor]] = [[] for _ in prompts]
-    for start in range(0, max(map(len, prompts)), piece):
-        owners = [index for index, prompt in enumerate(prompts) if start < len(prompt)]
-        slices = [Slice(whole[i].sequence, start, min(piece, len(prompts[i]) - start)) for i in owners]
-        batch = build_batch(slices)
-        object.__setattr__(batch, "logit_rows", torch.arange(len(batch.token_ids)))
-        with torch.inference_mode():
-            rows = decoder.forward(batch, cache)
-        values = rows.values if rows.scales is None else rows.values * rows.scales[:, None]
-        for owner, part in zip(owners, torch.split(values, [one.count for one in slices]), strict=True):
-            collected[owner].append(part)
-    return [torch.cat(parts) for parts in collected]
 
 
 @pytest.mark.parametrize("kind", ["torch", "native"])
@@ -291,9 +251,9 @@ def test_a_base_model_without_a_head_is_read_for_embeddings(tmp_path: Path) -> N
     assert not config.has_head
     decoder = Decoder.load(tmp_path / "store", ReferenceKernels(config, "fp32"))
     prompt = PROMPTS[1]
-    batch = build_batch(slices_of([prompt], config))
+    batch = build_batch([Slice(sequences_of([prompt], config)[0], 0, len(prompt))])
     with torch.inference_mode():
-        ours = decoder.states(batch, KeyValueCache(config, 16, "fp32"))
+        ours = decoder.states(batch, KeyValueCache(config, PAGES, "fp32"))
         theirs = model.model(torch.tensor([prompt])).last_hidden_state[0]
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     engine = Engine.load(tmp_path / "store", threads=1, max_batch=4, memory_bytes=256 * 1024**2)

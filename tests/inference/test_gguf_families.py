@@ -10,7 +10,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from test_families import PROMPTS, logits_of, make_model
+from test_families import PROMPTS, make_model
+from whole_prompts import logits_of
 
 from inference.errors import ModelFormatError
 from inference.kernels.reference import ReferenceKernels
