@@ -150,13 +150,25 @@ class ReferenceKernels:
         if window:
             allowed &= places > positions - window
         allowed = allowed.repeat_interleave(group, dim=2)
-        if config.attention_softcap:
-            cap = config.attention_softcap
-            scores = torch.tanh(queries @ keys.transpose(2, 3) / cap) * cap
-            out = torch.softmax(scores.masked_fill_(~allowed, -torch.inf), dim=3) @ values
-        else:
-            out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=allowed, scale=1.0)
+        out = self._weighted(queries, keys, values, allowed)
+        if not bool(torch.isfinite(out).all()):
+            # 0 times NaN is NaN: rows would get it from tokens that they do not see, stale ones among them. Those that
+            # do see one get it still; the others' bits are as if it were any number.
+            broken = ~(torch.isfinite(keys).all(dim=3) & torch.isfinite(values).all(dim=3))  # [n, kv_heads, S]
+            sees = (allowed & broken[:, :, None]).any(dim=3, keepdim=True)  # [n, kv_heads, count * group, 1]
+            keys, values = (part.masked_fill(broken[..., None], 0.0) for part in (keys, values))
+            out = self._weighted(queries, keys, values, allowed).masked_fill_(sees, torch.nan)
         return out.reshape(n, kv_heads, count, group, size).permute(0, 2, 1, 3, 4).reshape(n * count, -1)
+
+    def _weighted(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, allowed: torch.Tensor
+    ) -> torch.Tensor:
+        """queries [.., rows, D] over keys and values [.., S, D], of which each row sees those allowed [.., rows, S]."""
+        cap = self._config.attention_softcap
+        if not cap:
+            return F.scaled_dot_product_attention(queries, keys, values, attn_mask=allowed, scale=1.0)
+        scores = torch.tanh(queries @ keys.transpose(2, 3) / cap) * cap
+        return torch.softmax(scores.masked_fill_(~allowed, -torch.inf), dim=3) @ values
 
     def silu_mul(self, y: torch.Tensor, scales: torch.Tensor | None) -> Rows:
         gate, up = _scaled(y, scales).chunk(2, dim=1)

@@ -1,7 +1,8 @@
 // Attention of each row over its own sequence's pages, in any kind of cache.
 //
 // Online softmax over the pages (arXiv 2205.14135). Tiles of several tokens share what they read; a row's result does not
-// depend on its tile, because what is masked for it adds exact zeros. Whole-number caches: levels.h.
+// depend on its tile, because what is masked for it adds exact zeros. Where it holds NaN or infinity it does not, and the
+// tile's rows are computed again by their tokens. Whole-number caches: levels.h.
 
 #include "levels.h"
 
@@ -41,13 +42,15 @@ struct FloatTile {
             store(weights[r], low[r]);
             store(weights[r] + LANES, high[r]);
         }
+        // A token that goes alone reads nothing that it does not see.
+        const int from = TOKENS == 1 && softmax.since[0] > begin ? softmax.since[0] - begin : 0;
         for (int d = 0; d < HEAD_DIM; d += 2 * LANES) {
             floats a0[ROWS], a1[ROWS];
             for (int r = 0; r < ROWS; r++) {
                 a0[r] = load(sums[r] + d) * softmax.fade[r];
                 a1[r] = load(sums[r] + d + LANES) * softmax.fade[r];
             }
-            for (int t = 0; t < count; t++) {
+            for (int t = from; t < count; t++) {
                 const floats v0 = load(values + t * HEAD_DIM + d), v1 = load(values + t * HEAD_DIM + d + LANES);
 #pragma GCC unroll 16
                 for (int r = 0; r < ROWS; r++) {
@@ -63,9 +66,16 @@ struct FloatTile {
     }
 };
 
-inline void finish(float* to, const float* sums, floats total) {
+// Whether the row is finite.
+inline bool finish(float* to, const float* sums, floats total) {
     const float share = 1.0f / sum(total)[0];
-    for (int d = 0; d < HEAD_DIM; d += LANES) store(to + d, load(sums + d) * share);
+    floats odd = {};
+    for (int d = 0; d < HEAD_DIM; d += LANES) {
+        const floats result = load(sums + d) * share;
+        odd += result * 0.0f;
+        store(to + d, result);
+    }
+    return !has_nan(odd);
 }
 
 // Nothing came before.
@@ -74,9 +84,9 @@ struct Beginning {
 };
 
 // TOKENS consecutive tokens of one sequence from `first_row` on, all query heads of one key-value head. `after` is what
-// will be read next. `handed` puts into the tile what the pages before `done` have come to.
+// will be read next. `handed` puts into the tile what the pages before `done` have come to. Whether all rows are finite.
 template <class Tile, class Handed = Beginning>
-void attend_tile(const typename Tile::Cache::Query* q, const Reading& reading, const typename Tile::Cache& cache,
+bool attend_tile(const typename Tile::Cache::Query* q, const Reading& reading, const typename Tile::Cache& cache,
                  const int32_t* pages, int64_t first_row, int kv_head, const void* after, float* out, int done = 0,
                  const Handed& handed = {}) {
     Tile tile;
@@ -94,7 +104,10 @@ void attend_tile(const typename Tile::Cache::Query* q, const Reading& reading, c
         tile.page(cache.head(pages[begin / PAGE_TOKENS], kv_head), begin,
                   end - begin < PAGE_TOKENS ? end - begin : PAGE_TOKENS, reading.softcap, (const char*)next);
     }
-    for (int r = 0; r < Tile::ROWS; r++) finish(out + head_of(r) * HEAD_DIM, tile.sums[r], tile.softmax.total[r]);
+    bool finite = true;
+    for (int r = 0; r < Tile::ROWS; r++)
+        finite &= finish(out + head_of(r) * HEAD_DIM, tile.sums[r], tile.softmax.total[r]);
+    return finite;
 }
 
 // Every segment, by tiles of as many tokens as keep the accumulators in registers.
@@ -128,8 +141,12 @@ void attend_all(const typename One::Cache::Query* q, const Reading& reading, con
                                                                      : first_page(s, kv_head);
                 int64_t row = starts[s];
                 const int64_t last = starts[s + 1];
-                for (; row + TOKENS <= last; row += TOKENS)
-                    attend_tile<Many>(q, reading, cache, pages, row, kv_head, after, out);
+                for (; row + TOKENS <= last; row += TOKENS) {
+                    if (attend_tile<Many>(q, reading, cache, pages, row, kv_head, after, out)) continue;
+                    // 0 times NaN is NaN: tokens that see none may have got it from those that they do not see.
+                    for (int64_t alone = row; alone < row + TOKENS; alone++)
+                        attend_tile<One>(q, reading, cache, pages, alone, kv_head, after, out);
+                }
                 for (; row < last; row++) attend_tile<One>(q, reading, cache, pages, row, kv_head, after, out);
             }
         }
