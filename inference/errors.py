@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+BROKEN = "the model produced NaN or infinity for this request; its weights may be damaged"
+
 
 class InferenceError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -76,14 +78,25 @@ class ConstraintFailed(InferenceError):
         self.message = message
 
 
-class CacheLost(InferenceError):
-    """Keys and values that a disk did not take, or does not give back as they were written.
+class SegmentsFailed(InferenceError):
+    """A step that failed for some of its sequences; `segments` are these, by their place in it."""
 
-    `file` names it; `segments` are those of the step's sequences, by their place in it, that cannot go on without them.
-    """
+    def __init__(self, message: str, segments: list[int]) -> None:
+        super().__init__(message)
+        self.segments = segments
+
+
+class CacheLost(SegmentsFailed):
+    """Keys and values that a disk did not take, or does not give back as they were written. `file` names it."""
 
     def __init__(self, file: object, message: str, segments: list[int]) -> None:
-        super().__init__(f"{file}: {message}")
+        super().__init__(f"the key-value cache: {file}: {message}", segments)
         self.file = str(file)
         self.message = message
-        self.segments = segments
+
+
+class StatesBroken(SegmentsFailed):
+    """NaN or infinity in the middle of prompts: what comes after it could only be more of the same."""
+
+    def __init__(self, segments: list[int]) -> None:
+        super().__init__(BROKEN, segments)

@@ -107,18 +107,27 @@ def new_group(
     constraint: ConstraintState | None,
     on_token: Callable[[TokenEvent], None] | None,
     on_finish: Callable[[Completion], None],
+    *,
+    rotation_offset: int = 0,
+    refused: str | None = None,
 ) -> RequestGroup:
-    """A request's samples, each with a state of its own. `constraint`: compiled, not begun."""
+    """A request's samples, each with a state of its own; of one that is refused, without tokens.
+
+    constraint: compiled, not begun. rotation_offset: of its sequences.
+    """
     sampling = request.sampling
-    group = RequestGroup(request, on_token if sampling.samples == sampling.n else None, on_finish)
+    # However long it is, it costs no memory.
+    prompt = request.prompt_token_ids if refused is None else ()
+    group = RequestGroup(request, on_token if sampling.samples == sampling.n else None, on_finish, refused)
     for index in range(sampling.samples):
         sequence = Sequence(
             group=group,
             index=index,
             arrival=next(arrivals),
             max_tokens=max_tokens,
-            tokens=list(request.prompt_token_ids),
-            prompt_tokens=len(request.prompt_token_ids),
+            tokens=list(prompt),
+            prompt_tokens=len(prompt),
+            rotation_offset=rotation_offset,
             tokenizer=tokenizer,
             detokenizer=Detokenizer(tokenizer) if tokenizer is not None else None,
             stopper=StopMatcher(sampling.stop),

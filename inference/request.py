@@ -26,12 +26,25 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt. `priority`: a lower number is more urgent; equals run in order of arrival."""
+    """One prompt. `priority`: a lower number is more urgent; equals run in order of arrival.
+
+    Raises InvalidRequest, naming the field, for values of a wrong kind. The engine looks at the tokens.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.request_id, str):
+            raise InvalidRequest("request_id", f"must be a text, not {self.request_id!r}")
+        if not isinstance(self.prompt_token_ids, tuple):
+            raise InvalidRequest("prompt", f"must be a tuple of token ids, not {type(self.prompt_token_ids).__name__}")
+        if not isinstance(self.sampling, SamplingParams):
+            raise InvalidRequest("sampling", f"must be SamplingParams, not {type(self.sampling).__name__}")
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
+            raise InvalidRequest("priority", f"must be a whole number, not {self.priority!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ depends on nothing but its length. So what a request gets never depends on who e
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Sequence as Rows
 from typing import NamedTuple
@@ -23,15 +24,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inference.errors import ConstraintFailed
+from inference.errors import BROKEN, ConstraintFailed
 from inference.kernels.base import Likeliest
 from inference.parameters import SamplingParams
 from inference.sequence import Logprob, Sequence
 
+logger = logging.getLogger(__name__)
+
 FloatRow = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int64]
-
-_BROKEN = "the model produced NaN or infinity for this request; its weights may be damaged"
 
 
 class Chosen(NamedTuple):
@@ -40,6 +41,11 @@ class Chosen(NamedTuple):
     token: int | None
     logprob: Logprob | None = None
     error: str | None = None
+
+    @property
+    def broken(self) -> bool:
+        """Whether it was the model that went wrong, and not the request."""
+        return self.error == BROKEN
 
 
 def choose_tokens(logits: torch.Tensor, scales: torch.Tensor | None, sequences: Rows[Sequence]) -> list[Chosen]:
@@ -55,13 +61,13 @@ def choose_tokens(logits: torch.Tensor, scales: torch.Tensor | None, sequences: 
             values[row, _enders(sequence, values.shape[1])] = -np.inf
     tokens = greedy_tokens(logits, scales)
     if all(greedy):
-        return [Chosen(token, None, None if token is not None else _BROKEN) for token in tokens]
+        return [Chosen(token, None, None if token is not None else BROKEN) for token in tokens]
     factors = None if scales is None else scales.numpy()
     chosen: list[Chosen] = []
     for row, sequence in enumerate(sequences):
         token = tokens[row]
         if token is None:
-            chosen.append(Chosen(None, None, _BROKEN))
+            chosen.append(Chosen(None, None, BROKEN))
         elif greedy[row]:
             chosen.append(Chosen(token))
         else:
@@ -81,7 +87,7 @@ def chosen_of(likeliest: Likeliest) -> list[Chosen]:
     if likeliest.scales is not None:
         tops = tops * likeliest.scales.numpy()
     return [
-        Chosen(token) if good else Chosen(None, None, _BROKEN)
+        Chosen(token) if good else Chosen(None, None, BROKEN)
         for token, good in zip(likeliest.tokens.tolist(), np.isfinite(tops).tolist(), strict=True)
     ]
 
@@ -113,6 +119,10 @@ def _choose(logits: FloatRow, likeliest: int, sequence: Sequence) -> Chosen:
             token = int(adjusted.argmax()) if sampling.temperature == 0 else _draw(adjusted, sequence)
     except ConstraintFailed as error:
         return Chosen(None, None, str(error))
+    except Exception as error:
+        # What a request asks for is its own: the others of the step get their tokens.
+        logger.exception("the choice of a token for request %s", sequence.request.request_id)
+        return Chosen(None, None, f"no token could be chosen: {type(error).__name__}: {error}")
     return Chosen(token, _logprob(logits, token, sampling.logprobs or 0) if sampling.needs_logprobs else None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import uuid
@@ -13,13 +12,12 @@ from typing import TypeVar
 
 import torch
 
-from inference.constrain import ConstraintCompiler
 from inference.embedding import Embedder, Pooling
+from inference.engine.admission import Admission
 from inference.engine.intake import Intake
 from inference.engine.running import RunningBatch
 from inference.engine.stats import EngineStats
 from inference.errors import SettingError, StoreError
-from inference.group import new_group
 from inference.loading import CacheChoice, ComputeChoice, LoadedModel, load_model, workspace_bytes
 from inference.parallelism import ThreadGovernor
 from inference.planner.meter import RunReport
@@ -64,9 +62,7 @@ class Engine:
         )
         self._intake = Intake()  # its lock guards _thread and _stopping too
         self._batch = RunningBatch(model, scheduler, self._intake, self._governor)
-        self._arrivals = itertools.count()
-        tokenizer = model.tokenizer
-        self._constraints = ConstraintCompiler(tokenizer, model.manifest.config.vocab_size) if tokenizer else None
+        self._admission = Admission(model)
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._peaks: HostPeaks | None = None
@@ -152,7 +148,7 @@ class Engine:
             self._intake.changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
-        self._batch.cancel_all()
+        self._batch.end_all("cancelled")
 
     def forget_prefixes(self) -> None:
         """Free the pages kept for prompts that begin alike; those that sequences hold stay."""
@@ -170,31 +166,10 @@ class Engine:
 
         The callbacks run on the thread that steps and should return soon; what they raise is logged and goes no
         further. A request that cannot run (empty, too long, id in use, a constraint that makes no sense) ends with
-        finish_reason "error". A constraint is compiled here, in the calling thread, which may take a second.
+        finish_reason "error". All of that is looked at here, in the calling thread; a constraint may take a second.
         """
-        sampling = request.sampling
-        constraint, refused = None, None
-        if sampling.constraint is not None:
-            try:
-                if self._constraints is None:
-                    raise InvalidRequest("constraint", "this model has no tokenizer, so no output can be constrained")
-                constraint = self._constraints.compile(sampling.constraint)
-            except InvalidRequest as error:
-                refused = str(error)
-        group = new_group(
-            request,
-            self._arrivals,
-            min(sampling.max_tokens, max(1, self.max_context - len(request.prompt_token_ids))),
-            self._model.tokenizer,
-            constraint,
-            _contained(on_token) if on_token is not None else None,
-            _contained(on_finish),
-        )
-        group.refused = refused
-        for sequence in group.sequences:
-            longest = sequence.prompt_tokens + sequence.max_tokens
-            sequence.rotation_offset = self.manifest.config.rotation_offset(longest)
-        self._intake.submit(group)
+        told = _contained(on_token) if on_token is not None else None
+        self._intake.submit(self._admission.group(request, told, _contained(on_finish)))
 
     def cancel(self, request_id: str) -> None:
         """End a request before its next step, with what it has so far. Unknown and finished ids are ignored."""
@@ -286,7 +261,12 @@ class Engine:
                     changed.wait()
                 if self._stopping:
                     return
-            self.step()
+            try:
+                self.step()
+            except Exception as error:
+                # Not foreseen, and nobody knows whose it was; but those who come later must find an engine that runs.
+                logger.exception("a step failed outside of the model")
+                self._batch.end_all("error", f"the step failed: {type(error).__name__}: {error}")
 
 
 def _contained(callback: Callable[[Value], None]) -> Callable[[Value], None]:

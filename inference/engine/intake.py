@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from collections.abc import Sequence as Several
 from typing import NamedTuple
 
@@ -57,13 +56,13 @@ class Intake:
         with self.changed:
             self._cancelled += sequences
 
-    def take(self, reason_to_reject: Callable[[RequestGroup], str | None]) -> Arrivals:
+    def take(self) -> Arrivals:
         """Take everything in. What is accepted is known by its id until it is forgotten."""
         arrivals = Arrivals([], [])
         with self.changed:
             while self._inbox:
                 group = self._inbox.popleft()
-                reason = group.refused or self._reason_of_id(group) or reason_to_reject(group)
+                reason = group.refused or self._reason_of_id(group)
                 if reason is not None:
                     arrivals.rejected.append((group, reason))
                     continue

@@ -10,10 +10,9 @@ from collections.abc import Callable
 import torch
 
 from inference.engine.accounts import Accounts
-from inference.engine.admission import reason_to_reject
 from inference.engine.intake import Intake
 from inference.engine.stats import EngineStats
-from inference.errors import CacheLost
+from inference.errors import SegmentsFailed
 from inference.group import RequestGroup
 from inference.loading import LoadedModel
 from inference.model.batch import build_batch
@@ -86,13 +85,13 @@ class RunningBatch:
         self._ahead_seconds += time.perf_counter() - started
         self._ahead_processor_seconds += time.thread_time() - processor_started
 
-    def cancel_all(self) -> None:
+    def end_all(self, reason: FinishReason, error: str | None = None) -> None:
         """End every request, those too that nobody has taken in yet."""
         with self.stepping:
             self._collect()
             scheduler = self.scheduler
             for sequence in [*scheduler.running, *scheduler.paused, *scheduler.waiting]:
-                self._finish(sequence, "cancelled")
+                self._finish(sequence, reason, error, spoiled=error is not None)
 
     def stats(self) -> EngineStats:
         accounts, scheduler, pages = self.accounts, self.scheduler, self._model.pages
@@ -138,8 +137,7 @@ class RunningBatch:
                 self._finish(sequence, "cancelled")
 
     def _take_in(self) -> None:
-        config, pages = self._model.manifest.config, self._model.sequence_pages
-        arrivals = self._intake.take(lambda group: reason_to_reject(group, config, pages))
+        arrivals = self._intake.take()
         for group, reason in arrivals.rejected:
             for sequence in group.sequences:
                 sequence.end("error", reason)
@@ -161,17 +159,18 @@ class RunningBatch:
                     return chosen_of(decoder.likeliest(batch, cache, between_layers))
                 logits = decoder.forward(batch, cache, between_layers)
                 return choose_tokens(logits.values, logits.scales, ready) if ready else []
-        except CacheLost as error:
+        except SegmentsFailed as error:
             # The others' pages are whole: they are computed again in the next step.
-            logger.error("%d of %d sequences have lost their cache: %s", len(error.segments), len(slices), error)
+            logger.error("%d of %d sequences end: %s", len(error.segments), len(slices), error)
             for segment in error.segments:
-                self._finish(slices[segment].sequence, "error", f"the key-value cache: {error}")
+                self._finish(slices[segment].sequence, "error", str(error), spoiled=True)
             return None
         except Exception as error:
             # Whatever it was, it belongs to these requests and not to those that come after them.
             logger.exception("a step of %d sequences failed", len(slices))
             for piece in slices:
-                self._finish(piece.sequence, "error", f"the step failed: {type(error).__name__}: {error}")
+                reason = f"the step failed: {type(error).__name__}: {error}"
+                self._finish(piece.sequence, "error", reason, spoiled=True)
             return None
 
     def _deliver(self, slices: list[Slice], tokens: list[Chosen]) -> None:
@@ -180,19 +179,33 @@ class RunningBatch:
             sequence, yields = piece.sequence, piece.yields_token
             choice = next(chosen) if yields else None
             if choice is not None and choice.token is None:
-                self._finish(sequence, "error", choice.error)
+                self._finish(sequence, "error", choice.error, spoiled=choice.broken)
                 continue
             self.scheduler.complete(piece)
             if choice is None or choice.token is None:
                 continue
             before = sequence.output_tokens
-            ended = sequence.accept(choice.token, choice.logprob)
+            ended, error = self._accepted(sequence, choice)
             self.accounts.output_tokens += sequence.output_tokens - before
             if ended is not None:
-                self._finish(sequence, ended)
+                self._finish(sequence, ended, error)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
-        if reason == "error":
+    def _accepted(self, sequence: Sequence, choice: Chosen) -> tuple[FinishReason | None, str | None]:
+        """Add the chosen token: how the sequence has ended by it, and what went wrong."""
+        assert choice.token is not None
+        try:
+            return sequence.accept(choice.token, choice.logprob), None
+        except Exception as error:
+            # Text, stop strings and constraint are its own: nobody else pays for them.
+            logger.exception("token %d of request %s", choice.token, sequence.request.request_id)
+            sequence.detokenizer = None
+            return "error", f"token {choice.token} could not be added: {type(error).__name__}: {error}"
+
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, error: str | None = None, *, spoiled: bool = False
+    ) -> None:
+        """spoiled: nobody may go on from what its pages hold."""
+        if spoiled:
             self._model.pages.spoil(sequence.pages)
         self.scheduler.remove(sequence)
         sequence.end(reason, error)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from inference.errors import StoreError
+from inference.errors import StatesBroken, StoreError
 from inference.kernels.base import Kernels, KeyValueCache, Likeliest, Part, PickingLinear, Rows, StepPages, joined
 from inference.memory.placement import Placement
 from inference.memory.ring import StreamStats
@@ -105,13 +105,14 @@ class Decoder:
 
         between_layers is called before each layer, and may itself run a step of other sequences where `nests`.
         Logits: float32 [L, vocab], to be multiplied by the scales [L] where those are not None. StoreError where the
-        model has no head, or a part of it cannot be read.
+        model has no head, or a part of it cannot be read. StatesBroken where segments that want no logits have come to
+        NaN or infinity.
         """
         if self._weights.head is None:
             raise StoreError(self.config.architecture, "has no head: it gives embeddings, and generates no tokens")
         wanted = len(batch.logit_rows) > 0
         with self._weights.step(head=wanted):
-            x = self._run(batch, cache, between_layers)
+            x = self._sane(batch, self._run(batch, cache, between_layers))
             if not wanted:
                 return Rows(torch.empty((0, self.config.vocab_size)), None)
             rows = self.kernels.norm(x[batch.logit_rows], self._final_norm)
@@ -131,7 +132,7 @@ class Decoder:
     ) -> Likeliest:
         """`forward`, but only the highest logit of each row: the logits themselves are never written to memory."""
         with self._weights.step(head=True):
-            x = self._run(batch, cache, between_layers)
+            x = self._sane(batch, self._run(batch, cache, between_layers))
             with self._weights.for_head() as head:
                 if not isinstance(head, PickingLinear):
                     raise StoreError(self.config.architecture, "has a head that gives all logits or none")
@@ -148,6 +149,16 @@ class Decoder:
         """The residual stream after the last layer, float32 [M, H]."""
         with cache.step(batch) as pages:
             return self._states(batch, pages, between_layers)
+
+    def _sane(self, batch: StepBatch, x: torch.Tensor) -> torch.Tensor:
+        """x, float32 [M, H]. A segment's last row has seen all before it; where it yields a token, that will tell."""
+        if len(batch.logit_rows) < len(batch.lengths):
+            ends = batch.segment_starts[1:].long() - 1
+            unfinished = torch.nonzero(torch.isin(ends, batch.logit_rows, invert=True))[:, 0]
+            broken = unfinished[~torch.isfinite(x[ends[unfinished]]).all(dim=1)]
+            if len(broken):
+                raise StatesBroken(broken.tolist())
+        return x
 
     def _states(
         self, batch: StepBatch, pages: StepPages, between_layers: Callable[[], None] | None = None

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from inference.cache.pages import PAGE_TOKENS, pages_for
-from inference.errors import StoreError
+from inference.errors import StatesBroken, StoreError
 from inference.kernels.base import Compute, KeyValueCache, Rows
 from inference.kernels.reference import ReferenceKernels
 from inference.memory.placement import Placement
@@ -177,7 +177,10 @@ class ForeignDecoder(Decoder):
         return shapes
 
     def forward(self, batch: StepBatch, cache: KeyValueCache, between_layers: Callable[[], None] | None = None) -> Rows:
-        """Compute a step, one sequence after the other; logits float32 [L, vocab] of `batch.logit_rows`."""
+        """Compute a step, one sequence after the other; logits float32 [L, vocab] of `batch.logit_rows`.
+
+        StatesBroken as from any decoder.
+        """
         assert isinstance(cache, ForeignCache)
         wanted, tasks = batch.logit_rows.tolist(), []
         starts = batch.segment_starts.tolist()
@@ -187,26 +190,39 @@ class ForeignDecoder(Decoder):
             ids = batch.token_ids[first : first + count]
             mine = [row - first for row in wanted if first <= row < first + count]
             tasks.append(partial(self._sequence, ids, context, pages, cache, mine))
-        return Rows(torch.cat(self._blocks.run(tasks)), None)
+        done = self._blocks.run(tasks)
+        broken = [segment for segment, logits in enumerate(done) if logits is None]
+        if broken:
+            raise StatesBroken(broken)
+        return Rows(torch.cat([logits for logits in done if logits is not None]), None)
 
     def states(self, batch: StepBatch, cache: KeyValueCache) -> torch.Tensor:
         raise StoreError(self.config.architecture, "runs in transformers' own code, which gives no embeddings here")
 
     def _sequence(
         self, ids: torch.Tensor, context: int, pages: torch.Tensor, cache: ForeignCache, wanted: list[int]
-    ) -> torch.Tensor:
-        """Logits, float32 [wanted, vocab], of some of a sequence's last tokens; those before them are in its pages."""
+    ) -> torch.Tensor | None:
+        """Logits, float32 [wanted, vocab], of some of a sequence's last tokens; those before them are in its pages.
+
+        None where it has come to NaN or infinity and no logits are wanted that would tell.
+        """
         before = context - len(ids)
         if self.shapes:
             theirs = {str(self._cache_name): paged(cache, pages, before)}
             logits: torch.Tensor = self._model(ids[None], use_cache=True, **theirs).logits[0]
-            return logits[wanted].float()
+            return _wanted(logits, wanted)
         places = torch.arange(before, context)
         tokens = cache.stored[0]
         tokens[pages[places // PAGE_TOKENS], places % PAGE_TOKENS] = ids.float()
         whole = tokens[pages].reshape(-1)[:context].long()
-        logits = self._model(whole[None], use_cache=False).logits[0, before:]
-        return logits[wanted].float()
+        return _wanted(self._model(whole[None], use_cache=False).logits[0, before:], wanted)
+
+
+def _wanted(logits: torch.Tensor, rows: list[int]) -> torch.Tensor | None:
+    """Some of [T, vocab], float32; None where none are wanted and the last are not finite."""
+    if not rows and not bool(torch.isfinite(logits[-1]).all()):
+        return None
+    return logits[rows].float()
 
 
 def _alike(some: torch.Tensor, others: torch.Tensor) -> bool:
