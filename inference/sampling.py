@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 FloatRow = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int64]
 
+_LEAST_PENALTY = 1e-30  # well within float32
+_ALL_BANNED = "stop_token_ids: none but these and the end tokens are left to choose, and min_tokens bans them"
+
 
 class Chosen(NamedTuple):
     """A row's next token, and its log-probability where that is wanted; or None, and what went wrong."""
@@ -60,14 +63,15 @@ def choose_tokens(logits: torch.Tensor, scales: torch.Tensor | None, sequences: 
         if greedy[row] and sequence.output_tokens < sequence.sampling.min_tokens:
             values[row, _enders(sequence, values.shape[1])] = -np.inf
     tokens = greedy_tokens(logits, scales)
-    if all(greedy):
-        return [Chosen(token, None, None if token is not None else BROKEN) for token in tokens]
+    if all(greedy) and None not in tokens:
+        return [Chosen(token) for token in tokens]
     factors = None if scales is None else scales.numpy()
     chosen: list[Chosen] = []
     for row, sequence in enumerate(sequences):
         token = tokens[row]
         if token is None:
-            chosen.append(Chosen(None, None, BROKEN))
+            banned = sequence.output_tokens < sequence.sampling.min_tokens and bool((values[row] == -np.inf).all())
+            chosen.append(Chosen(None, None, _ALL_BANNED if banned else BROKEN))
         elif greedy[row]:
             chosen.append(Chosen(token))
         else:
@@ -116,7 +120,10 @@ def _choose(logits: FloatRow, likeliest: int, sequence: Sequence) -> Chosen:
             token = likeliest
         else:
             adjusted = _restrict(_adjust(logits, sequence), sequence)
-            token = int(adjusted.argmax()) if sampling.temperature == 0 else _draw(adjusted, sequence)
+            best = int(adjusted.argmax())
+            if adjusted[best] == -np.inf:
+                return Chosen(None, None, _ALL_BANNED)
+            token = best if sampling.temperature == 0 else _draw(adjusted, sequence)
     except ConstraintFailed as error:
         return Chosen(None, None, str(error))
     except Exception as error:
@@ -163,8 +170,11 @@ def _adjust(logits: FloatRow, sequence: Sequence) -> FloatRow:
         adjusted[token] += bias
     if sampling.repetition_penalty != 1.0:
         seen = np.unique(np.array(sequence.tokens, dtype=np.int64))
-        values, penalty = adjusted[seen], sampling.repetition_penalty
-        adjusted[seen] = np.where(values > 0, values / penalty, values * penalty)
+        # Neither 0 nor infinity may come of a penalty that is next to nothing: they would cancel out to NaN.
+        values, penalty = adjusted[seen], max(sampling.repetition_penalty, _LEAST_PENALTY)
+        with np.errstate(over="ignore"):
+            raised = np.minimum(values / penalty, np.finfo(np.float32).max)
+        adjusted[seen] = np.where(values > 0, raised, values * penalty)
     if sampling.frequency_penalty != 0 or sampling.presence_penalty != 0:
         output = np.array(sequence.tokens[sequence.prompt_tokens :], dtype=np.int64)
         made, times = np.unique(output, return_counts=True)
@@ -204,10 +214,12 @@ def kept_mass(logits: FloatRow, sampling: SamplingParams) -> tuple[npt.NDArray[n
     logits: float32 [V], some of them -inf. Of equals at a border all are kept, as transformers and vLLM do for top_k.
     """
     scaled: npt.NDArray[np.float64] = logits.astype(np.float64)  # [V]
-    scaled /= sampling.temperature
+    scaled -= scaled.max()  # before dividing: by next to nothing it would make infinities, which cancel out
+    with np.errstate(over="ignore"):
+        scaled /= sampling.temperature
     least = -np.inf
     if sampling.min_p > 0:
-        least = scaled.max() + math.log(sampling.min_p)  # p >= min_p * p_max, in logarithms
+        least = math.log(sampling.min_p)  # p >= min_p * p_max, in logarithms
     if 0 < sampling.top_k < len(scaled):
         # What min_p cut off is below its border, whether it counts among the k or not.
         least = max(least, np.partition(scaled, -sampling.top_k)[-sampling.top_k])
@@ -215,7 +227,6 @@ def kept_mass(logits: FloatRow, sampling: SamplingParams) -> tuple[npt.NDArray[n
     if least > -np.inf:
         tokens = np.flatnonzero(scaled >= least)
         scaled = scaled[tokens]
-    scaled -= scaled.max()
     mass = np.exp(scaled, out=scaled)
     if sampling.top_p < 1.0:
         # The smallest set of the likeliest tokens whose mass reaches top_p. Sorting numbers alone is fast.

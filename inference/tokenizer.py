@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
 from inference.control_tokens import ControlTokens
-from inference.errors import StoreError, TemplateError
+from inference.errors import InvalidRequest, StoreError, TemplateError
 from inference.weights.tokenizer_files import SETTINGS_NAME, TOKENIZER_NAME
 
 
@@ -58,16 +58,15 @@ class Tokenizer:
         folder = Path(store_path)
         try:
             fast = FastTokenizer.from_str((folder / TOKENIZER_NAME).read_text("utf-8"))
-            settings = json.loads((folder / SETTINGS_NAME).read_text("utf-8"))
+            return cls(fast, json.loads((folder / SETTINGS_NAME).read_text("utf-8")))
         except FileNotFoundError as error:
             raise StoreError(error.filename, "is missing: this store has no tokenizer; use token ids") from None
         except Exception as error:
-            raise StoreError(folder / TOKENIZER_NAME, f"cannot be read: {error}") from None
-        return cls(fast, settings)
+            raise StoreError(folder / TOKENIZER_NAME, f"or {SETTINGS_NAME} cannot be read: {error}") from None
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, with the start token where the model wants one."""
-        ids: list[int] = self._fast.encode(text).ids
+        """Token ids, with the start token where the model wants one. InvalidRequest for half of a surrogate pair."""
+        ids: list[int] = self._fast.encode(_characters(text)).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -116,7 +115,7 @@ class Tokenizer:
         """The prompt text of a conversation, by the model's own template.
 
         The template runs in a sandbox without access to anything but the messages. TemplateError where the model has
-        none, or where it refuses the messages.
+        none, or where it refuses the messages; InvalidRequest where these hold half of a surrogate pair.
         """
         if self._template is None:
             self._template = self._compile()
@@ -131,7 +130,7 @@ class Tokenizer:
             raise TemplateError(f"the model's chat template refuses these messages: {error}") from None
         except (TypeError, ValueError, AttributeError, KeyError) as error:
             raise TemplateError(f"the model's chat template fails on these messages: {error}") from None
-        return text
+        return _characters(text)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn. The template brings its own start token.
@@ -164,6 +163,15 @@ class Tokenizer:
             return environment.from_string(self._template_text)
         except JinjaTemplateError as error:
             raise TemplateError(f"the model's chat template cannot be read: {error}") from None
+
+
+def _characters(text: str) -> str:
+    """The text, if it is one: JSON can spell half of a surrogate pair, which stands for no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("prompt", f"character {error.start} is half of a surrogate pair") from None
+    return text
 
 
 def _is_control(entry: Any, bos: str, eos: str) -> bool:

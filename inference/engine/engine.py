@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Several
 from pathlib import Path
 from typing import TypeVar
@@ -180,14 +181,22 @@ class Engine:
     ) -> list[Completion]:
         """Complete all prompts (texts or token ids) and return the completions in the same order.
 
-        `sampling`: one for all, or one each. Raises InvalidRequest where their number differs.
+        `sampling`: one for all, or one each. Raises InvalidRequest where their number differs, or where one of the
+        prompts is of another kind; nothing has been computed then. What interrupts it cancels all of them.
         """
-        each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
-        if len(each) != len(prompts):
-            raise InvalidRequest("sampling", f"{len(each)} given for {len(prompts)} prompts; give one, or one each")
-        results: list[Completion | None] = [None] * len(prompts)
-        left = threading.Semaphore(0)
+        ids = self._token_ids(prompts)
+        if not isinstance(sampling, Iterable):
+            sampling = [sampling] * len(ids)
+        each = list(sampling)
+        if len(each) != len(ids):
+            raise InvalidRequest("sampling", f"{len(each)} given for {len(ids)} prompts; give one, or one each")
         call = uuid.uuid4().hex
+        requests = [
+            GenerationRequest(f"{call}-{index}", tokens, one)
+            for index, (tokens, one) in enumerate(zip(ids, each, strict=True))
+        ]
+        results: list[Completion | None] = [None] * len(requests)
+        left = threading.Semaphore(0)
 
         def receiver(index: int) -> Callable[[Completion], None]:
             def receive(completion: Completion) -> None:
@@ -196,13 +205,17 @@ class Engine:
 
             return receive
 
-        for index, (prompt, one) in enumerate(zip(prompts, each, strict=True)):
-            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            self.submit(GenerationRequest(f"{call}-{index}", tuple(ids), one), on_finish=receiver(index))
-        for _ in prompts:
-            while not left.acquire(timeout=0 if self._thread is None else 0.5):
-                if self._thread is None:
-                    self.step()
+        try:
+            for index, request in enumerate(requests):
+                self.submit(request, on_finish=receiver(index))
+            for _ in requests:
+                while not left.acquire(timeout=0 if self._thread is None else 0.5):
+                    if self._thread is None:
+                        self.step()
+        except BaseException:
+            for request in requests:
+                self.cancel(request.request_id)
+            raise
         return [completion for completion in results if completion is not None]
 
     def embed(
@@ -214,10 +227,25 @@ class Engine:
         requests go on between the steps. Raises InvalidRequest naming the prompt that is empty or too long, and
         EmbeddingFailed where the model's weights are damaged.
         """
-        ids = [self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+        ids = self._token_ids(prompts)
         torch.set_num_threads(self._governor.threads)
         embedder = Embedder(self._model, self._batch.scheduler.token_budget, self._batch.stepping, self.step)
         return embedder.embed(ids, pooling, normalize)
+
+    def _token_ids(self, prompts: Several[str | Several[int]]) -> list[tuple[int, ...]]:
+        """Each prompt's tokens. Raises InvalidRequest, naming the prompt that is none."""
+        if isinstance(prompts, str | bytes):
+            raise InvalidRequest("prompts", "must be a list of prompts, not a single one")
+        found: list[tuple[int, ...]] = []
+        for index, prompt in enumerate(prompts):
+            try:
+                ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+                found.append(tuple(map(operator.index, ids)))
+            except InvalidRequest as error:
+                raise InvalidRequest(f"prompts[{index}]", error.message) from None
+            except TypeError:
+                raise InvalidRequest(f"prompts[{index}]", "must be a text, or whole numbers that are token ids") from None
+        return found
 
     def stats(self) -> EngineStats:
         return self._batch.stats()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from inference import Completion, Engine, SamplingParams
@@ -333,3 +335,63 @@ def test_an_urgent_request_among_hundreds_gets_its_first_token_in_the_next_step(
     while len(done) < 300:
         engine.step()
     assert {completion.finish_reason for completion in done} <= {"length", "stop"}  # paused, never lost
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("request_id", {"request_id": None}),
+        ("request_id", {"request_id": [1]}),
+        ("prompt", {"prompt_token_ids": None}),
+        ("prompt", {"prompt_token_ids": ("a",)}),
+        ("prompt", {"prompt_token_ids": (1, 2.0)}),
+        ("prompt", {"prompt_token_ids": "text"}),
+        ("sampling", {"sampling": None}),
+        ("priority", {"priority": "high"}),
+        ("priority", {"priority": 1.5}),
+    ],
+)
+def test_a_request_of_another_kind_is_refused_where_it_is_made_and_never_reaches_the_engine(
+    field: str, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        GenerationRequest(**({"request_id": "r", "prompt_token_ids": (5,)} | changes))
+    assert caught.value.field == field
+
+
+def test_a_prompt_given_as_a_list_or_array_is_kept_as_it_was(engine: Engine) -> None:
+    given = [5, 6]
+    request = GenerationRequest("r", given)  # type: ignore[arg-type]
+    given.append(7)
+    assert request.prompt_token_ids == (5, 6)
+    assert [type(token) for token in GenerationRequest("r", np.array([5, 6])).prompt_token_ids] == [int, int]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "prompts", ["text", b"bytes", ["fine", None], ["fine", 5], ["fine", [1.5]], ["fine", "\ud800"]]
+)
+def test_generate_and_embed_compute_nothing_where_one_prompt_is_none(engine: Engine, prompts: Any) -> None:
+    before = engine.stats()
+    for call in (lambda: engine.generate(prompts, SamplingParams(max_tokens=1)), lambda: engine.embed(prompts)):
+        with pytest.raises(InvalidRequest, match=r"^prompts" if isinstance(prompts, str | bytes) else r"^prompts\[1\]"):
+            call()
+    assert engine.stats() == before
+
+
+def test_what_interrupts_a_call_cancels_its_requests(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, steps = engine.step, itertools.count()
+
+    def interrupted() -> bool:
+        if next(steps) == 3:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(engine, "step", interrupted)
+    cancelled = engine.stats().cancelled
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([[5], [6], [7]], SamplingParams(max_tokens=500, ignore_eos=True))
+    monkeypatch.undo()
+    (after,) = engine.generate([[5]], SamplingParams(max_tokens=2))
+    assert after.error is None
+    assert engine.stats().cancelled == cancelled + 3
+    assert engine.stats().running == engine.stats().waiting == 0

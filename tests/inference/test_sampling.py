@@ -212,3 +212,35 @@ def test_rows_of_nan_or_infinity_are_told_and_spoil_no_other() -> None:
     assert [one.token is None for one in chosen] == [False, True, True, False, True]
     assert chosen[0].token == fine
     assert chosen[1].error is not None and "NaN or infinity" in chosen[1].error
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-100, 1e-6])
+@pytest.mark.parametrize("cuts", [{}, {"top_p": 0.9}, {"min_p": 1e-300}, {"top_k": 3}])
+def test_a_temperature_next_to_nothing_takes_the_likeliest(temperature: float, cuts: dict[str, Any]) -> None:
+    for seed in range(5):
+        (logits,) = random_logits(seed)
+        sampling = SamplingParams(temperature=temperature, seed=seed, **cuts)
+        with np.errstate(all="raise", under="ignore"):
+            assert choose(logits, sequence_of([1], [], sampling)).token == int(logits.argmax())
+
+
+@pytest.mark.parametrize("penalty", [5e-324, 1e-45, 1e-38, 100.0])
+def test_no_repetition_penalty_makes_nan(penalty: float) -> None:
+    (logits,) = random_logits(1)
+    logits[3], logits[4] = 2.0, -1e-40
+    for temperature in (0.0, 1.0):
+        sampling = SamplingParams(repetition_penalty=penalty, temperature=temperature, seed=2, min_tokens=9)
+        sequence = sequence_of([3, 4, 9], [], sampling)
+        sequence.eos_token_ids = frozenset({9})
+        with np.errstate(invalid="raise", divide="raise"):
+            token = choose(logits, sequence).token
+        assert token == 3 if penalty < 1 else token is not None and token != 9
+
+
+@pytest.mark.parametrize("values", [{}, {"temperature": 1.0}, {"logprobs": 1}])
+def test_where_all_tokens_are_banned_the_request_is_told_so(values: dict[str, Any]) -> None:
+    (logits,) = random_logits(1, vocabulary=8)
+    sampling = SamplingParams(min_tokens=2, stop_token_ids=tuple(range(8)), seed=1, **values)
+    assert choose(logits, sequence_of([1], [], sampling)).error is not None
+    assert "stop_token_ids" in str(choose(logits, sequence_of([1], [], sampling)).error)
+    assert choose(logits, sequence_of([1], [3, 3], sampling)).token is not None
