@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Activation = Literal["silu", "gelu_tanh", "gelu"]
 RopeKind = Literal["linear", "llama3", "yarn", "longrope", "factors"]
+Norms = Literal["pre", "post", "both"]
+HeadNorm = Literal["none", "head", "full"]
 
+MOST_LAYERS = 4096
+MOST_CONTEXT = 2**24  # tokens: tables of positions are made for all of them
+MOST_ELEMENTS = 2**31 - 1  # of any size
+_MOST_NUMBER = 1e38  # float32's
 NO_ROTATION = -1
 FOREIGN = "transformers:"
 """How the architecture's name begins where transformers' own code runs the model; its sizes are then approximate."""
@@ -38,6 +44,14 @@ class RopeScaling:
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
 
+    def __post_init__(self) -> None:
+        _one_of("rope scaling", self.kind, RopeKind)
+        _whole("original_max_context", self.original_max_context, 1, MOST_CONTEXT)
+        for name in ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"):
+            _number(name, getattr(self, name), above=0.0)
+        for factor in (*self.short_factors, *self.long_factors):
+            _number("a rope factor", factor, above=0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Experts:
@@ -50,6 +64,12 @@ class Experts:
     used: int
     size: int
     normalized: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("count", "used", "size"):
+            _whole(f"experts: {name}", getattr(self, name), 1, MOST_ELEMENTS)
+        if self.used > self.count:
+            raise ValueError(f"{self.used} experts cannot be used of {self.count}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +112,8 @@ class DecoderConfig:
     tied_embeddings: bool
     rope_scaling: RopeScaling | None = None
     activation: Activation = "silu"
-    norms: Literal["pre", "post", "both"] = "pre"
-    qk_norm: Literal["none", "head", "full"] = "none"
+    norms: Norms = "pre"
+    qk_norm: HeadNorm = "none"
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -112,22 +132,50 @@ class DecoderConfig:
     has_head: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "head_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.max_context < 1:
-            raise ValueError(f"max_context must be at least 1, not {self.max_context}")
+        """ValueError, naming the field: the values come out of files, and compiled kernels believe them."""
+        if not isinstance(self.architecture, str):
+            raise ValueError(f"architecture must be a text, not {self.architecture!r}")
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim"):
+            _whole(name, getattr(self, name), 1, MOST_ELEMENTS)
+        _whole("layers", self.layers, 1, MOST_LAYERS)
+        _whole("max_context", self.max_context, 1, MOST_CONTEXT)
+        _whole("rotary_dim", self.rotary_dim, 0, self.head_dim)
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads do not divide into {self.kv_heads} key-value heads")
-        if self.head_dim % 2:
-            raise ValueError(f"rotary embedding needs an even head_dim, not {self.head_dim}")
-        if self.rotary_dim % 2 or not 0 <= self.rotary_dim <= self.head_dim:
-            raise ValueError(f"rotary_dim must be even and at most head_dim {self.head_dim}, not {self.rotary_dim}")
+        if self.head_dim % 2 or self.rotary_dim % 2:
+            raise ValueError(f"rotation needs even sizes, not head_dim {self.head_dim}, rotary_dim {self.rotary_dim}")
+        for name, kinds in (("activation", Activation), ("norms", Norms), ("qk_norm", HeadNorm)):
+            _one_of(name, getattr(self, name), kinds)
+        for name, above in (
+            ("rope_theta", 1.0),
+            ("rms_norm_eps", 0.0),
+            ("local_rope_theta", 1.0),
+            ("attention_scale", 0.0),
+        ):
+            if name in ("rope_theta", "rms_norm_eps") or getattr(self, name) is not None:
+                _number(name, getattr(self, name), above=above)
+        for name in ("embedding_scale", "residual_scale", "logit_scale"):
+            _number(name, getattr(self, name))
+        for name in ("attention_softcap", "logit_softcap"):
+            if getattr(self, name) != 0:
+                _number(name, getattr(self, name), above=0.0)
         for name in ("windows", "ropes", "expert_layers"):
             if len(getattr(self, name)) not in (0, self.layers):
                 raise ValueError(f"{name} has {len(getattr(self, name))} entries for {self.layers} layers")
-        if self.experts is not None and not 1 <= self.experts.used <= self.experts.count:
-            raise ValueError(f"{self.experts.used} experts cannot be used of {self.experts.count}")
+        for window in self.windows:
+            _whole("a window", window, 0, MOST_CONTEXT)
+        for rope in self.ropes:
+            _whole("a layer's rope", rope, NO_ROTATION, 0 if self.local_rope_theta is None else 1)
+        self._check_rope_factors()
+
+    def _check_rope_factors(self) -> None:
+        scaling, half = self.rope_scaling, self.rotated // 2
+        if scaling is None or scaling.kind not in ("longrope", "factors"):
+            return
+        lists = [scaling.short_factors, scaling.long_factors] if scaling.kind == "longrope" else [scaling.short_factors]
+        for factors in lists:
+            if len(factors) != half:
+                raise ValueError(f"{len(factors)} rope factors; one for each of {half} frequencies is needed")
 
     @property
     def query_size(self) -> int:
@@ -200,6 +248,22 @@ class DecoderConfig:
         if experts:
             values["experts"] = Experts(**experts)
         return cls(**{key: _frozen(value) for key, value in values.items()})
+
+
+def _whole(name: str, value: Any, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+
+
+def _number(name: str, value: Any, above: float = -_MOST_NUMBER) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not above < value < _MOST_NUMBER:
+        least = "" if above < 0 else f" above {above:g}"
+        raise ValueError(f"{name} must be a finite number{least}, not {value!r}")
+
+
+def _one_of(name: str, value: Any, kinds: Any) -> None:
+    if value not in get_args(kinds):
+        raise ValueError(f"{name} must be one of {', '.join(get_args(kinds))}, not {value!r}")
 
 
 def _frozen(value: Any) -> Any:

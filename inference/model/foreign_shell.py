@@ -49,8 +49,13 @@ class Shell:
         """Raises StoreError: it has no blocks, lacks tensors, or transformers changes its tensors while loading."""
         maker, settings = maker_and_settings(reader.folder)
         dtype = dtype_of(compute)
-        with _building, _parameters_on_meta():
-            self.model: Any = maker._from_config(settings, dtype=dtype).eval()
+        try:
+            with _building, _parameters_on_meta():
+                self.model: Any = maker._from_config(settings, dtype=dtype).eval()
+        except MemoryError:
+            raise
+        except Exception as error:  # its code meets a configuration that nobody has checked
+            raise StoreError(reader.folder, f"transformers cannot build it: {error}") from None
         self.folder = reader.folder
         self._reader = reader
         self._compute = compute

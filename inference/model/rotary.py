@@ -30,7 +30,7 @@ def rotary_tables(config: DecoderConfig) -> list[RotaryTable]:
 
 def _table(config: DecoderConfig, theta: float, scaling: RopeScaling | None) -> RotaryTable:
     exponents = torch.arange(0, config.rotated, 2, dtype=torch.float32) / config.rotated
-    frequencies = 1.0 / (theta**exponents)  # [rotated / 2]
+    frequencies = 1.0 / (float(theta) ** exponents)  # [rotated / 2]
     positions = torch.arange(config.max_context, dtype=torch.float32)[:, None]
     if scaling is None:
         angles = positions * frequencies

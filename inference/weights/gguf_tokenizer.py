@@ -15,6 +15,8 @@ from inference.errors import ModelFormatError
 from inference.weights.gguf import GGUFFile
 from inference.weights.tokenizer_files import SETTINGS_NAME, TOKENIZER_NAME, settings_json
 
+_MOST_CHARACTERS = 4096  # of a token
+
 _CONTROL, _USER_DEFINED = 3, 4
 
 # How the words of Llama 3 and Qwen 2 are cut; they differ in the length of a run of digits.
@@ -92,6 +94,14 @@ def tokenizer_files_from_gguf(file: GGUFFile) -> dict[str, str]:
     """File name -> content of the store's tokenizer files. Raises ModelFormatError, naming the key."""
     model = file.require("tokenizer.ggml.model", str)
     tokens = file.require("tokenizer.ggml.tokens", list)
+    for index, token in enumerate(tokens):
+        if not isinstance(token, str) or len(token) > _MOST_CHARACTERS:
+            what = f"{len(token)} characters" if isinstance(token, str) else "no text"
+            raise ModelFormatError(
+                file.path,
+                "key 'tokenizer.ggml.tokens'",
+                f"token {index} has {what}; at most {_MOST_CHARACTERS} are read",
+            )
     if model == "gpt2":
         tokenizer = _byte_level(file, tokens)
     elif model == "llama":

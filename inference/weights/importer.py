@@ -20,7 +20,7 @@ from inference.quant.groupwise import Array, GroupwiseTensor, check_finite, dequ
 from inference.quant.rotated import RotatedTensor, dequantize_rotated, quantize_rotated
 from inference.quant.rotated import fits as rotated_fits
 from inference.weights.manifest import StoreManifest
-from inference.weights.sources import ModelSource, Weights, open_source
+from inference.weights.sources import ModelSource, Weights, open_source, reading
 from inference.weights.store import StoreWriter, bfloat16_to_float32, float32_to_bfloat16, write_manifest, writing_store
 
 if TYPE_CHECKING:
@@ -66,14 +66,12 @@ def import_model(
     origin = open_source(Path(source))
     with _calibration(Path(source), Path(store), calibrate) as calibration, writing_store(Path(store)) as writer:
         _write_tensors(origin, writer, quantize, group_size, calibration, progress)
-        names = []
-        for name, content in origin.tokenizer_files().items():
-            writer.text(name, content)
-            names.append(name)
-        for name, content in origin.model_files().items():
+        with reading(Path(source)):
+            tokenizer_files, model_files = origin.tokenizer_files(), origin.model_files()
+        for name, content in (tokenizer_files | model_files).items():
             writer.text(name, content)
         facts = None if calibration is None else calibration.facts
-        manifest = _manifest(origin, Path(source), writer, quantize, facts, tuple(names))
+        manifest = _manifest(origin, Path(source), writer, quantize, facts, tuple(tokenizer_files))
         write_manifest(writer, manifest)
     return StoreManifest.load(store)
 
@@ -110,7 +108,9 @@ def _write_tensors(
     for file, entries in groupby(plan, key=lambda entry: entry[0]):
         with writer.file(file) as out:
             for _, name, shape in entries:
-                writer.add(out, name, _converted(name, origin.load(name, shape), mode, group_size, calibration))
+                with reading(origin.path):
+                    weights = origin.load(name, shape)
+                writer.add(out, name, _converted(name, weights, mode, group_size, calibration))
                 done += math.prod(shape)
                 if progress is not None:
                     progress(done, total)

@@ -40,7 +40,7 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ModelFormatError(path, "file", "is missing") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFormatError(path, "file", f"is not readable as JSON: {error}") from None
     if not isinstance(data, dict):
         raise ModelFormatError(path, "file", f"holds a JSON {type(data).__name__}; an object is expected")
@@ -58,7 +58,7 @@ def read_header(path: Path) -> dict[str, SafeTensor]:
             raise ModelFormatError(path, "byte 0", f"claims a header of {length} bytes in a file of {size}: truncated?")
         try:
             header = json.loads(file.read(length))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ModelFormatError(path, "byte 8", f"the header is not JSON: {error}") from None
     if not isinstance(header, dict):
         raise ModelFormatError(path, "byte 8", "the header is not a JSON object")
@@ -72,7 +72,7 @@ def _entry(path: Path, name: str, entry: Any, start: int, size: int) -> SafeTens
         kind = str(entry["dtype"])
         shape = tuple(int(extent) for extent in entry["shape"])
         begin, end = (int(offset) for offset in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise ModelFormatError(path, where, "needs dtype, shape and two data_offsets") from None
     if not 0 <= begin <= end or start + end > size:
         raise ModelFormatError(path, where, f"needs bytes to {start + end}, but the file has {size}: truncated?")

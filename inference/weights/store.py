@@ -19,6 +19,7 @@ from inference.errors import StoreError
 from inference.quant.groupwise import Array, GroupwiseTensor, dequantize
 from inference.quant.rotated import ENCODING as ROTATED
 from inference.quant.rotated import RotatedTensor, dequantize_rotated
+from inference.weights.layout import check_layout
 from inference.weights.manifest import MANIFEST_NAME, StoredTensor, StoreFile, StoreManifest, TensorPart
 
 PAGE_BYTES = 4096
@@ -207,8 +208,13 @@ class StoreReader:
     """Reads tensors of a store as NumPy arrays. Files are mapped, one at a time."""
 
     def __init__(self, store: Path | str) -> None:
+        """Raises StoreError where the manifest is missing, damaged, or contradicts itself."""
         self.folder = Path(store)
         self.manifest = StoreManifest.load(self.folder)
+        try:
+            check_layout(self.manifest)
+        except (ValueError, TypeError) as error:
+            raise StoreError(self.folder / MANIFEST_NAME, str(error)) from None
         self._by_name = {tensor.name: tensor for tensor in self.manifest.tensors}
         self._sizes = {entry.name: entry.bytes for entry in self.manifest.files}
 
@@ -219,7 +225,7 @@ class StoreReader:
         path = self.folder / file
         try:
             data: Array = np.memmap(path, dtype=np.uint8, mode="r")
-        except (FileNotFoundError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise StoreError(path, f"cannot be read: {error}") from None
         if len(data) != self._sizes.get(file):
             raise StoreError(path, f"has {len(data)} bytes; the manifest says {self._sizes.get(file)}")

@@ -12,7 +12,7 @@ from inference.weights.sources.folder_source import FolderSource
 from inference.weights.sources.foreign_source import ForeignSource
 from inference.weights.sources.gguf_source import GGUFSource
 from inference.weights.sources.store_source import StoreSource
-from inference.weights.sources.tensors import ModelSource, Weights, tensor_shapes
+from inference.weights.sources.tensors import ModelSource, Weights, reading
 
 __all__ = [
     "FolderSource",
@@ -22,7 +22,7 @@ __all__ = [
     "StoreSource",
     "Weights",
     "open_source",
-    "tensor_shapes",
+    "reading",
 ]
 
 
@@ -33,9 +33,10 @@ def open_source(path: Path) -> ModelSource:
     """
     if (path / MANIFEST_NAME).is_file():
         return StoreSource(path)
-    if path.is_dir():
-        kind = read_json(path / "config.json").get("model_type")
-        return FolderSource(path) if kind in FAMILIES else ForeignSource(path, ", ".join(FAMILIES))
-    if path.is_file():
-        return GGUFSource(path)
+    with reading(path):
+        if path.is_dir():
+            kind = read_json(path / "config.json").get("model_type")
+            return FolderSource(path) if kind in FAMILIES else ForeignSource(path, ", ".join(FAMILIES))
+        if path.is_file():
+            return GGUFSource(path)
     raise ModelFormatError(path, "path", "does not exist; a GGUF file, Hugging Face folder or store is expected")

@@ -68,7 +68,7 @@ def shared_fields(family: Family, settings: Settings, has_head: bool) -> Fields:
         "vocab_size": settings.number("vocab_size"),
         "hidden_size": hidden,
         "intermediate_size": settings.number("intermediate_size"),
-        "layers": settings.number("num_hidden_layers"),
+        "layers": settings.layers("num_hidden_layers"),
         "heads": heads,
         "kv_heads": settings.number("num_key_value_heads", heads),
         "head_dim": head_dim,

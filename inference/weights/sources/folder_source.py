@@ -10,9 +10,10 @@ from inference.errors import ModelFormatError
 from inference.model.config import DecoderConfig
 from inference.quant.groupwise import Array
 from inference.weights.safetensors_folder import SafetensorsFolder, digest_of_files
+from inference.weights.shapes import Entry, tensor_shapes
 from inference.weights.sources.families import FAMILIES, Family, shared_fields
 from inference.weights.sources.settings import Settings
-from inference.weights.sources.tensors import Entry, Weights, checked_config, licence_of_model_card, tensor_shapes
+from inference.weights.sources.tensors import Weights, checked_config, licence_of_model_card
 from inference.weights.store import bfloat16_to_float32
 from inference.weights.tokenizer_files import tokenizer_files_of_model
 

@@ -9,7 +9,8 @@ from typing import Any
 from inference.errors import ModelFormatError
 from inference.model.config import FOREIGN
 from inference.weights.safetensors_folder import SafetensorsFolder, digest_of_files
-from inference.weights.sources.tensors import Entry, Weights, checked_config, licence_of_model_card
+from inference.weights.shapes import Entry
+from inference.weights.sources.tensors import Weights, checked_config, licence_of_model_card
 from inference.weights.tokenizer_files import tokenizer_files_of_model
 
 _UNBOUNDED_CONTEXT = 2048
@@ -34,7 +35,7 @@ class ForeignSource:
             settings: Any = AutoConfig.for_model(
                 kind, **{key: value for key, value in self.folder.config.items() if key != "model_type"}
             )
-        except (ValueError, TypeError, KeyError) as error:
+        except Exception as error:  # whatever its own checks raise
             raise ModelFormatError(file, "configuration", f"transformers refuses it: {error}") from None
         text = settings.get_text_config(decoder=True)
         heads = _number(text, "num_attention_heads", 1)

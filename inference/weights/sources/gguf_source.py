@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from inference.errors import ModelFormatError
-from inference.model.config import DecoderConfig, RopeScaling
+from inference.model.config import MOST_LAYERS, DecoderConfig, RopeScaling
 from inference.quant.blocks import BLOCK_BYTES, take_over
 from inference.quant.groupwise import Array, GroupwiseTensor
 from inference.weights.gguf import GGUFFile, GGUFTensor
 from inference.weights.gguf_tokenizer import tokenizer_files_from_gguf
+from inference.weights.shapes import Entry, tensor_shapes
 from inference.weights.sources.gguf_architectures import ARCHITECTURES, Metadata
 from inference.weights.sources.settings import yarn_attention_factor
-from inference.weights.sources.tensors import Entry, Weights, checked_config, tensor_shapes
+from inference.weights.sources.tensors import Weights, checked_config
 from inference.weights.store import sha256_of
 
 _TOP = {"embedding": "token_embd.weight", "final_norm": "output_norm.weight", "head": "output.weight"}
@@ -61,6 +62,11 @@ class GGUFSource:
     def _config(self) -> DecoderConfig:
         metadata, tensors = self._metadata, self.file.tensors
         hidden, heads = metadata.require("embedding_length"), metadata.require("attention.head_count")
+        layers = metadata.require("block_count")
+        if not 1 <= layers <= MOST_LAYERS:
+            raise ModelFormatError(
+                self.path, f"key {metadata.key('block_count')!r}", f"is {layers}; 1 to {MOST_LAYERS} are read"
+            )
         embedding = tensors.get("token_embd.weight")
         if embedding is None or len(embedding.shape) != 2 or heads < 1:
             raise ModelFormatError(self.path, "tensor 'token_embd.weight'", "is missing or no matrix")
@@ -75,7 +81,7 @@ class GGUFSource:
             "vocab_size": embedding.shape[0],
             "hidden_size": hidden,
             "intermediate_size": metadata.require("feed_forward_length"),
-            "layers": metadata.require("block_count"),
+            "layers": layers,
             "heads": heads,
             "kv_heads": metadata.get("attention.head_count_kv", heads),
             "head_dim": head_dim,

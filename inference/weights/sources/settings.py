@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.errors import ModelFormatError
-from inference.model.config import Activation, RopeScaling
+from inference.model.config import MOST_LAYERS, Activation, RopeScaling
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -36,6 +36,13 @@ class Settings:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.wrong(key, f"is {value!r}; a number is needed")
         return value
+
+    def layers(self, key: str) -> int:
+        """How many layers; checked at once, because much is made for each of them."""
+        count = self.number(key)
+        if not isinstance(count, int) or not 1 <= count <= MOST_LAYERS:
+            raise self.wrong(key, f"is {count!r}; a whole number from 1 to {MOST_LAYERS} is needed")
+        return count
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self.values.get(key)

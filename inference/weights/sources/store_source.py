@@ -6,7 +6,8 @@ from pathlib import Path
 
 from inference.errors import ModelFormatError
 from inference.weights.manifest import StoreManifest
-from inference.weights.sources.tensors import Entry, Weights
+from inference.weights.shapes import Entry
+from inference.weights.sources.tensors import Weights
 from inference.weights.store import StoreReader
 
 
