@@ -244,7 +244,9 @@ class Engine:
             except InvalidRequest as error:
                 raise InvalidRequest(f"prompts[{index}]", error.message) from None
             except TypeError:
-                raise InvalidRequest(f"prompts[{index}]", "must be a text, or whole numbers that are token ids") from None
+                raise InvalidRequest(
+                    f"prompts[{index}]", "must be a text, or whole numbers that are token ids"
+                ) from None
         return found
 
     def stats(self) -> EngineStats:

@@ -337,34 +337,10 @@ def test_an_urgent_request_among_hundreds_gets_its_first_token_in_the_next_step(
     assert {completion.finish_reason for completion in done} <= {"length", "stop"}  # paused, never lost
 
 
-@pytest.mark.parametrize(
-    ("field", "changes"),
-    [
-        ("request_id", {"request_id": None}),
-        ("request_id", {"request_id": [1]}),
-        ("prompt", {"prompt_token_ids": None}),
-        ("prompt", {"prompt_token_ids": ("a",)}),
-        ("prompt", {"prompt_token_ids": (1, 2.0)}),
-        ("prompt", {"prompt_token_ids": "text"}),
-        ("sampling", {"sampling": None}),
-        ("priority", {"priority": "high"}),
-        ("priority", {"priority": 1.5}),
-    ],
-)
-def test_a_request_of_another_kind_is_refused_where_it_is_made_and_never_reaches_the_engine(
-    field: str, changes: dict[str, Any]
-) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        GenerationRequest(**({"request_id": "r", "prompt_token_ids": (5,)} | changes))
-    assert caught.value.field == field
-
-
-def test_a_prompt_given_as_a_list_or_array_is_kept_as_it_was(engine: Engine) -> None:
-    given = [5, 6]
-    request = GenerationRequest("r", given)  # type: ignore[arg-type]
-    given.append(7)
-    assert request.prompt_token_ids == (5, 6)
-    assert [type(token) for token in GenerationRequest("r", np.array([5, 6])).prompt_token_ids] == [int, int]  # type: ignore[arg-type]
+def test_prompts_may_be_arrays(engine: Engine) -> None:
+    sampling = SamplingParams(max_tokens=2, ignore_eos=True)
+    prompts: Any = np.array([[5, 6]])
+    assert engine.generate(prompts, sampling)[0].token_ids == engine.generate([[5, 6]], sampling)[0].token_ids
 
 
 @pytest.mark.parametrize(
