@@ -1,7 +1,5 @@
-"""Random mixes of requests: whatever runs beside a request, before it or instead of it, its output is the same bits.
+"""Runs random mixes (`mixes`): whatever runs beside a request, before it or instead of it, its output is the same bits.
 
-A mix draws the engine's settings (pages of memory, batch, token budget, chunks), prompts that begin alike, sampling,
-priorities, the step at which each request comes (some of them between two layers of a step) and the cancellations.
 Each output is compared with that of the same request alone in an engine that shares nothing and takes every prompt in
 one piece.
 """
@@ -15,52 +13,46 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from inference.bench.tiny import KV_HEADS, write_tiny_model
-from inference.cache.pages import PagePool, pages_for
+import torch
+
+from inference.bench.mixes import MOST_BATCH, MOST_BUDGET, MOST_PAGES, Mix, random_mix
+from inference.bench.tiny import USUAL, HeadShape, write_tiny_model
+from inference.cache.pages import PagePool
 from inference.engine import Engine
-from inference.errors import InferenceError
-from inference.kernels.base import KeyValueCache, Rows
-from inference.loading import ComputeChoice, LoadedModel, load_model
+from inference.errors import InferenceError, SettingError
+from inference.kernels.base import StepPages
+from inference.loading import CacheChoice, ComputeChoice, LoadedModel, load_model
 from inference.model.batch import StepBatch
 from inference.model.decoder import Decoder
 from inference.request import Choice, Completion, GenerationRequest, SamplingParams
 from inference.weights import import_model
 from inference.weights.importer import Quantize
 
-MOST_PAGES = 64
-MOST_BATCH = 8
-MOST_BUDGET = 512
+
+class Trial(NamedTuple):
+    """A tiny model and the cache that it is run with, where this host's kernels have that one."""
+
+    shape: HeadShape
+    quantize: Quantize
+    cache: CacheChoice
+
+
+# Mixes take turns at these: heads in groups of three (as SmolLM2 has them), of two, and alone.
+TRIALS = (
+    Trial(HeadShape(3, 1, 64), "keep", "int8"),
+    Trial(HeadShape(4, 4, 32), "int4", "int8"),
+    Trial(HeadShape(4, 2, 32), "keep", "int4"),
+    Trial(HeadShape(2, 2, 64), "int8", "bf16"),
+)
 
 
 class NotInvariant(InferenceError):
     """An output that changed with its surroundings. Says which, and in which mix."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A request and when it comes: before a step, and so many layers into it. cancel_step: None to let it end."""
-
-    request: GenerationRequest
-    step: int
-    layer: int
-    cancel_step: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Mix:
-    """An engine's settings, and what it is given to do."""
-
-    pages: int
-    max_batch: int
-    token_budget: int
-    chunk_tokens: int
-    share_prefixes: bool
-    arrivals: tuple[Arrival, ...]
 
 
 @dataclass(slots=True)
@@ -70,6 +62,7 @@ class Tally:
     mixes: int = 0
     outputs: int = 0
     tokens: int = 0
+    constrained: int = 0
     cancelled: int = 0
     prefix_hit_tokens: int = 0
     preemptions: int = 0
@@ -85,16 +78,18 @@ class _Interrupted(Decoder):
         vars(self).update(vars(decoder))
         self._interrupt = interrupt
 
-    def forward(self, batch: StepBatch, cache: KeyValueCache, between_layers: Callable[[], None] | None = None) -> Rows:
+    def _states(
+        self, batch: StepBatch, pages: StepPages, between_layers: Callable[[], None] | None = None
+    ) -> torch.Tensor:
         if between_layers is None:
-            return super().forward(batch, cache)
+            return super()._states(batch, pages)
         rest = between_layers
 
         def between() -> None:
             self._interrupt()
             rest()
 
-        return super().forward(batch, cache, between)
+        return super()._states(batch, pages, between)
 
 
 @dataclass(slots=True)
@@ -157,6 +152,7 @@ class InvarianceCheck:
             alone = self._completion_alone(request)
             self.tally.outputs += 1
             self.tally.tokens += made.output_tokens
+            self.tally.constrained += request.sampling.constraint is not None
             if made.finish_reason == "cancelled":
                 self.tally.cancelled += 1
                 same = _begins(alone, made) and all(map(_begins, alone.choices, made.choices))
@@ -185,70 +181,34 @@ def _begins(whole: Completion | Choice, part: Completion | Choice) -> bool:
 
 
 def _outcome(completion: Completion) -> tuple[object, ...]:
-    return completion.finish_reason, completion.token_ids, completion.logprobs, completion.choices
-
-
-def random_mix(rng: random.Random, vocab_size: int) -> Mix:
-    """A mix drawn by that generator: the same generator, the same mix."""
-    beginnings = [[rng.randrange(3, vocab_size) for _ in range(rng.randint(1, 140))] for _ in range(2)]
-    requests = [
-        GenerationRequest(f"r{index}", _prompt(rng, beginnings, vocab_size), _sampling(rng), rng.randint(0, 3))
-        for index in range(rng.randint(2, 8))
-    ]
-    least = max(pages_for(len(request.prompt_token_ids) + request.sampling.max_tokens) for request in requests)
-    last = rng.choice([0, 3, 12])
-    return Mix(
-        pages=min(MOST_PAGES, least + rng.choice([0, 1, 3, 8, MOST_PAGES])),
-        max_batch=rng.randint(1, MOST_BATCH),
-        token_budget=rng.choice([1, 64, 200, MOST_BUDGET]),
-        chunk_tokens=rng.choice([32, 64, 96, 256]),
-        share_prefixes=rng.random() < 0.9,
-        arrivals=tuple(
-            Arrival(
-                request,
-                step=rng.randint(0, last),
-                layer=rng.choice([0, 0, 1, 2]),
-                cancel_step=rng.randint(0, 20) if rng.random() < 0.15 else None,
-            )
-            for request in requests
-        ),
-    )
-
-
-def _prompt(rng: random.Random, beginnings: list[list[int]], vocab_size: int) -> tuple[int, ...]:
-    beginning = rng.choice(beginnings)
-    shared = rng.choice([0, len(beginning), rng.randint(0, len(beginning))])
-    own = [rng.randrange(3, vocab_size) for _ in range(rng.choice([0, 1, rng.randint(1, 60)]))]
-    return tuple(beginning[:shared] + own) or (3,)
-
-
-def _sampling(rng: random.Random) -> SamplingParams:
-    settings: dict[str, Any] = {"max_tokens": rng.choice([1, 4, 12, 40]), "ignore_eos": True}
-    if rng.random() < 0.5:
-        settings |= {"temperature": rng.choice([0.5, 1.0, 3.0]), "seed": rng.randint(0, 5)}
-        settings |= {"top_p": rng.choice([1.0, 0.9]), "top_k": rng.choice([0, 20])}
-    if rng.random() < 0.3:
-        settings["logprobs"] = rng.randint(0, 3)
-    if rng.random() < 0.2:
-        settings |= {"repetition_penalty": 1.3, "frequency_penalty": 0.5}
-    if rng.random() < 0.15 and "seed" in settings:
-        settings["n"] = 2
-    return SamplingParams(**settings)
+    return completion.finish_reason, completion.error, completion.token_ids, completion.logprobs, completion.choices
 
 
 @contextmanager
 def tiny_model(
-    compute: ComputeChoice = "auto", *, quantize: Quantize = "keep", kv_heads: int = KV_HEADS
+    compute: ComputeChoice = "auto",
+    *,
+    shape: HeadShape = USUAL,
+    quantize: Quantize = "keep",
+    cache: CacheChoice = "auto",
 ) -> Iterator[LoadedModel]:
-    """The tiny model, imported and loaded with room for any mix. kv_heads: as of `write_tiny_model`."""
+    """A tiny model, imported and loaded with room for any mix."""
     with tempfile.TemporaryDirectory() as folder:
-        write_tiny_model(Path(folder) / "model", kv_heads=kv_heads)
+        write_tiny_model(Path(folder) / "model", shape=shape)
         import_model(Path(folder) / "model", Path(folder) / "store", quantize=quantize)
-        yield load_small(Path(folder) / "store", compute)
+        yield load_small(Path(folder) / "store", compute, cache)
 
 
-def load_small(path: Path, compute: ComputeChoice) -> LoadedModel:
-    model = load_model(path, compute=compute, max_batch=MOST_BATCH, token_budget=MOST_BUDGET, memory_bytes=None)
+def load_small(path: Path, compute: ComputeChoice, cache: CacheChoice = "auto") -> LoadedModel:
+    """With room for any mix. cache: the kernels' own choice where they have not got that one."""
+    try:
+        model = load_model(
+            path, compute=compute, cache=cache, max_batch=MOST_BATCH, token_budget=MOST_BUDGET, memory_bytes=None
+        )
+    except SettingError:
+        if cache == "auto":
+            raise
+        return load_small(path, compute)
     if model.pages.total < MOST_PAGES:
         raise NotInvariant(f"mixes need {MOST_PAGES} pages of cache; there is memory for {model.pages.total}")
     return model
@@ -259,33 +219,48 @@ def add_invariance(workloads: Any) -> None:
     parser = workloads.add_parser("invariance", help="check that no output depends on what runs beside it")
     parser.add_argument("--mixes", type=int, default=1000, help="random mixes (default 1000)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--model", type=Path, help="a tiny random model is made by default")
+    parser.add_argument("--model", type=Path, help="by default, tiny random ones with several shapes of heads")
     parser.add_argument("--compute", choices=["auto", "fp32", "bf16", "int8"], default="auto")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
-    started = time.perf_counter()
+    started, tally = time.perf_counter(), Tally()
     if options.model is None:
-        with tiny_model(options.compute) as model:
-            check = _run_mixes(model, options)
+        with ExitStack() as stack:
+            models = [
+                stack.enter_context(
+                    tiny_model(options.compute, shape=trial.shape, quantize=trial.quantize, cache=trial.cache)
+                )
+                for trial in TRIALS[: options.mixes]
+            ]
+            _run_mixes(models, tally, options)
     else:
-        check = _run_mixes(load_small(options.model, options.compute), options)
+        models = [load_small(options.model, options.compute)]
+        _run_mixes(models, tally, options)
     seconds = round(time.perf_counter() - started, 1)
-    line = {name: getattr(check.tally, name) for name in Tally.__slots__} | {"changed": 0, "seconds": seconds}
-    line |= {"compute": check.model.compute, "kernels": check.model.decoder.kernels.name}
+    line = {name: getattr(tally, name) for name in Tally.__slots__} | {"changed": 0, "seconds": seconds}
+    line |= {"compute": models[0].compute, "kernels": models[0].decoder.kernels.name}
+    line |= {"models": [_described(model) for model in models]}
     if options.json:
         print(json.dumps(line))
         return
     print(f"{line.pop('outputs')} outputs in {line.pop('mixes')} mixes: every one the same bits as alone")
+    print("models: " + "; ".join(line.pop("models")))
     print(", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in line.items()))
 
 
-def _run_mixes(model: LoadedModel, options: argparse.Namespace) -> InvarianceCheck:
-    check = InvarianceCheck(model)
+def _run_mixes(models: list[LoadedModel], tally: Tally, options: argparse.Namespace) -> None:
+    checks = [InvarianceCheck(model, tally) for model in models]
     for number in range(options.mixes):
-        check.run(random_mix(random.Random(f"{options.seed} {number}"), model.manifest.config.vocab_size))
+        check = checks[number % len(checks)]
+        check.run(random_mix(random.Random(f"{options.seed} {number}"), check.model.manifest.config.vocab_size))
         if not options.json and sys.stderr.isatty():
             print(f"\r{number + 1} of {options.mixes}", end="", file=sys.stderr, flush=True)
-    return check
+
+
+def _described(model: LoadedModel) -> str:
+    config = model.manifest.config
+    shape = HeadShape(config.heads, config.kv_heads, config.head_dim)
+    return f"heads {shape}, weights {model.manifest.tensor('layers.0.gate').encoding}, cache {model.cache.kind}"

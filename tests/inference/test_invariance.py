@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inference.bench.__main__ import main
-from inference.bench.invariance import InvarianceCheck, NotInvariant, random_mix, tiny_model
+from inference.bench.invariance import InvarianceCheck, NotInvariant, tiny_model
+from inference.bench.mixes import random_mix
 from inference.bench.soak import SoakResult, small_engine, soak
-from inference.bench.tiny import HEADS
+from inference.bench.tiny import HeadShape
 
 VOCABULARY = 320
 
@@ -28,7 +29,7 @@ def check() -> Iterator[InvarianceCheck]:
 @pytest.fixture(scope="module")
 def ungrouped_check() -> Iterator[InvarianceCheck]:
     """4-bit weights, and a key-value head for every query head."""
-    with tiny_model("int8", quantize="int4", kv_heads=HEADS) as model:
+    with tiny_model("int8", quantize="int4", shape=HeadShape(4, 4)) as model:
         assert model.manifest.config.group == 1
         assert model.manifest.tensor("layers.0.gate").encoding == "int4-rotated"
         yield InvarianceCheck(model)
@@ -53,7 +54,7 @@ def test_the_mixes_bring_about_what_could_change_an_output(check: InvarianceChec
         check.run(random_mix(random.Random(f"0 {number}"), VOCABULARY))
     tally = check.tally
     assert tally.prefix_hit_tokens and tally.preemptions and tally.recomputed_tokens
-    assert tally.pauses and tally.steps_within_steps and tally.cancelled
+    assert tally.pauses and tally.steps_within_steps and tally.cancelled and tally.constrained
 
 
 def test_a_changed_output_is_found(check: InvarianceCheck) -> None:
@@ -73,7 +74,7 @@ def test_a_changed_output_is_found(check: InvarianceCheck) -> None:
 def test_mixes_run_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["invariance", "--mixes", "2", "--json"]) == 0
     line = json.loads(capsys.readouterr().out)
-    assert line["mixes"] == 2 and line["changed"] == 0
+    assert line["mixes"] == 2 and line["changed"] == 0 and len(line["models"]) == 2
 
 
 def test_many_mixed_requests_leave_no_page_behind(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from inference import Completion, Engine, SamplingParams
-from inference.bench.invariance import MOST_BATCH, MOST_BUDGET, MOST_PAGES, InvarianceCheck, random_mix
+from inference.bench.invariance import InvarianceCheck
+from inference.bench.mixes import MOST_BATCH, MOST_BUDGET, MOST_PAGES, random_mix
 from inference.bench.tiny import write_tiny_model
 from inference.cache.pages import PAGE_TOKENS, PagePool
 from inference.cache.spilled import SpilledCache, spilled_disk_bytes, spilled_memory_bytes
