@@ -109,8 +109,7 @@ def load_model(
     plan: decides about compute, cache and all sizes, whatever is given besides. Without one, what does not fit is
     planned for as many rows as max_batch says; the host is measured first where that has not been done.
     images: the folder of layer images and of a spilled cache, by default as `images_folder` says.
-    Raises SettingError, ModelFormatError, StoreError, QuantizationError, MemoryBudgetError; ValueError for a plan that
-    cannot work.
+    Raises SettingError, ModelFormatError, StoreError, QuantizationError, MemoryBudgetError.
     """
     if compute not in ("auto", *_WEIGHT_BYTES):
         raise SettingError("compute", f"is {compute!r}; auto, {', '.join(_WEIGHT_BYTES)} are known")
@@ -121,7 +120,7 @@ def load_model(
     store = store_at(Path(path))
     manifest = StoreManifest.load(store)
     if plan is not None:
-        return _planned(store, manifest, plan, images)
+        return _as_given(store, manifest, plan, images)
     config = manifest.config
     budget = default_budget_bytes() if memory_bytes is None else memory_bytes
     chosen: Compute = fastest_compute() if compute == "auto" else compute
@@ -176,6 +175,16 @@ def _least_bytes(parts: LayerReader, kind: CacheKind, max_batch: int, token_budg
     page = parts.config.layers * sizes.page_of_layer(kind)
     whole = matrices_nbytes(parts) + sizes.embedding
     return whole + workspace_bytes(parts.config, max_batch, token_budget) + page * pages_for(_LEAST_CACHE_TOKENS)
+
+
+def _as_given(store: Path, manifest: StoreManifest, plan: Plan, images: Path | None) -> LoadedModel:
+    """`_planned` by a plan that someone else made, maybe for another model or host."""
+    try:
+        return _planned(store, manifest, plan, images)
+    except ValueError as error:
+        raise SettingError("plan", str(error)) from None
+    except MemoryError as error:
+        raise MemoryBudgetError(f"the plan needs more memory than can be had: {error}") from None
 
 
 def _planned(store: Path, manifest: StoreManifest, plan: Plan, images: Path | None) -> LoadedModel:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 LEAST_RING = 2
+MOST_RING = MOST_READERS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,16 @@ class Placement:
     spilled: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
+        """ValueError, naming the field: plans come out of files."""
+        for name, layers in (("pinned", self.pinned), ("spilled", self.spilled)):
+            if not isinstance(layers, frozenset) or not all(type(layer) is int and layer >= 0 for layer in layers):
+                raise ValueError(f"{name}: must be numbers of layers, from 0, not {layers!r}")
+        for name, count, most in (("ring", self.ring, MOST_RING), ("readers", self.readers, MOST_READERS)):
+            if type(count) is not int or not 0 <= count <= most:
+                raise ValueError(f"{name}: must be a whole number from 0 to {most}, not {count!r}")
+        for name in ("head_pinned", "embedding_pinned"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}: must be true or false, not {getattr(self, name)!r}")
         if self.ring and self.ring < LEAST_RING:
             raise ValueError(f"ring: {self.ring} buffer cannot be filled and used at once; at least {LEAST_RING}")
         if self.ring and self.readers < 1:
@@ -42,8 +53,11 @@ class Placement:
     def streams(self, layers: int, *, head: bool = True) -> bool:
         """Whether any matrix is streamed of a model of that many layers and, maybe, a head.
 
-        ValueError where there is no ring for it.
+        ValueError where there is no ring for it, or where it is not that model's.
         """
+        strange = sorted((self.pinned | self.spilled).difference(range(layers)))
+        if strange:
+            raise ValueError(f"pinned, spilled: of {layers} layers there is no {strange[0]}")
         streamed = (head and not self.head_pinned) or not self.pinned.issuperset(range(layers))
         if streamed and not self.ring:
             raise ValueError(f"ring: layers are streamed, so there must be {LEAST_RING} buffers at least")

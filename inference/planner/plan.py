@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from inference.kernels.base import CacheKind, Compute
 from inference.memory.placement import Placement
 from inference.planner.workload import Workload
+
+MOST_ROWS = 2**31 - 1  # of a step, and pages of a cache
+MOST_BYTES = 2**60
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,16 @@ class Plan:
     hardware: dict[str, float] = field(default_factory=dict)
     neighbours: tuple[Neighbour, ...] = ()
 
+    def __post_init__(self) -> None:
+        """ValueError, naming the field: plans come out of files."""
+        for name, known in (("compute", get_args(Compute)), ("cache", get_args(CacheKind))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}: must be one of {', '.join(known)}, not {getattr(self, name)!r}")
+        for name in ("cache_pages", "max_batch", "token_budget", "memory_bytes"):
+            count, most = getattr(self, name), MOST_BYTES if name == "memory_bytes" else MOST_ROWS
+            if type(count) is not int or not 1 <= count <= most:
+                raise ValueError(f"{name}: must be a whole number from 1 to {most}, not {count!r}")
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return asdict(self) | {
@@ -85,7 +98,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Plan:
-        """Of `as_dict`. TypeError or KeyError where it is not one."""
+        """Of `as_dict`. ValueError, TypeError or KeyError where it is not one."""
         return cls(
             **data
             | {

@@ -1,9 +1,12 @@
 """Plans as data."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from inference.bench.offload import read_plan
+from inference.errors import StoreError
 from inference.memory.placement import Placement
 from inference.planner.plan import Neighbour, Plan, Predicted
 from inference.planner.workload import Lengths, Workload
@@ -61,3 +64,42 @@ def test_lengths_that_no_rows_can_have_are_refused() -> None:
         Lengths.of([])
     with pytest.raises(ValueError, match="rows"):
         Workload.uniform(0, 10, 10)
+
+
+JUNK = [
+    None,
+    True,
+    -1,
+    2**70,
+    1.5,
+    float("inf"),
+    float("nan"),
+    "",
+    "int3",
+    [],
+    {},
+    [-1],
+    ["0"],
+    [True],
+    [[0]],
+    {"a": 1},
+]
+
+
+@pytest.mark.parametrize("part", ["placement", None])
+def test_a_plan_of_junk_is_told_as_one_and_a_file_of_it_by_its_name(part: str | None, tmp_path: Path) -> None:
+    whole = Plan(Placement(frozenset({0}), ring=2, readers=1), "int8", "int8", 10, 8, 512, 1000).as_dict()
+    harmless = {"hardware", "neighbours", "workload", "predicted"}  # notes, which nobody computes with
+    for field in set(whole if part is None else whole[part]) - harmless:
+        for junk in JUNK:
+            lying = json.loads(json.dumps(whole))
+            (lying if part is None else lying[part])[field] = junk
+            file = tmp_path / "plan.json"
+            file.write_text(json.dumps(lying), "utf-8")
+            try:
+                plan = read_plan(file)
+            except StoreError as error:
+                assert error.file == str(file)
+            else:  # no layers, or a flag
+                assert Plan.from_dict(json.loads(plan.to_json())) == plan
+                assert not junk or junk is True, (field, junk)

@@ -16,7 +16,7 @@ import torch
 from inference.__main__ import main
 from inference.cache.pages import pages_for
 from inference.engine import Engine
-from inference.errors import StoreError
+from inference.errors import SettingError, StoreError
 from inference.loading import choose_kernels, load_model
 from inference.memory.image import INDEX_NAME, ImageKey, LayerImage, verify_image
 from inference.memory.image_making import image_for
@@ -545,6 +545,8 @@ def test_a_placement_that_cannot_work_is_refused(store_of: Callable[..., Path]) 
         Placement(frozenset(), ring=1, readers=1)
     with pytest.raises(ValueError, match="readers"):
         Placement(frozenset(), ring=2)
-    with pytest.raises(ValueError, match="ring"):
+    with pytest.raises(SettingError, match="plan: ring"):
         engine_of(store_of("llama"), Placement(frozenset({0})))
+    with pytest.raises(SettingError, match="there is no 99"):
+        engine_of(store_of("llama"), Placement(frozenset({0, 99}), ring=2, readers=1))
     assert Placement.from_dict(json.loads(json.dumps(SOME.as_dict()))) == SOME
