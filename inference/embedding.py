@@ -1,7 +1,8 @@
 """Texts as vectors: a decoder's last hidden states, pooled. For models made for it, and usable with any.
 
 The states are those after the final norm, as sentence-transformers' Pooling takes them from such models: `mean` over
-all tokens, or `last`, the state of the last token, which alone has seen the whole text.
+all tokens, or `last`, the state of the last token, which alone has seen the whole text. A store's manifest says which
+the model was made for, where its source said so.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +26,32 @@ from inference.loading import LoadedModel
 from inference.model.batch import build_batch
 from inference.scheduler import CHUNK_TOKENS, Slice
 from inference.sequence import Sequence
+from inference.weights.manifest import Pooling
 
-Pooling = Literal["mean", "last"]
+if TYPE_CHECKING:
+    from inference.engine.accounts import Accounts
+
 _WAIT_SECONDS = 0.01
 
 
 class EmbeddingFailed(InferenceError):
     """The model's states for a text hold NaN or infinity."""
+
+
+class EmbeddingCancelled(InferenceError):
+    """The caller wanted no more. compute_seconds: what its texts had taken by then."""
+
+    def __init__(self, compute_seconds: float) -> None:
+        self.compute_seconds = compute_seconds
+        super().__init__("the texts were cancelled")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedding:
+    """A text's vector, float32 [H], and its share of the time of the steps that computed it."""
+
+    vector: npt.NDArray[np.float32]
+    compute_seconds: float
 
 
 @dataclass(slots=True, eq=False)
@@ -50,16 +70,23 @@ class _Text:
 class Embedder:
     """Runs texts through a model beside its engine: one step at a time under the engine's lock.
 
-    stepping: held while a step is computed. step: gives the engine a step, so that it frees pages.
+    stepping: held while a step is computed. step: gives the engine a step, which running requests get after each of
+    the texts' own. accounts: the engine's, which count these steps among its own.
     """
 
     def __init__(
-        self, model: LoadedModel, token_budget: int, stepping: threading.Lock, step: Callable[[], bool]
+        self,
+        model: LoadedModel,
+        token_budget: int,
+        stepping: threading.Lock,
+        step: Callable[[], bool],
+        accounts: Accounts,
     ) -> None:
         self._model = model
         self._budget = max(token_budget, CHUNK_TOKENS)
         self._stepping = stepping
         self._step = step
+        self._accounts = accounts
 
     def check(self, prompts: Several[Several[int]], pooling: str) -> None:
         """Raises InvalidRequest, naming the item, where one is empty, too long or holds unknown tokens."""
@@ -81,18 +108,28 @@ class Embedder:
             if wrong is not None:
                 raise InvalidRequest(field, f"token id {wrong} is not in the vocabulary of {config.vocab_size}")
 
-    def embed(self, prompts: Several[Several[int]], pooling: Pooling, normalize: bool) -> list[list[float]]:
-        """A vector of float32 precision [H] for each prompt, of Euclidean length 1 where normalized.
+    def embed(
+        self,
+        prompts: Several[Several[int]],
+        pooling: Pooling,
+        normalize: bool,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> list[Embedding]:
+        """An embedding for each prompt, its vector of Euclidean length 1 where normalized.
 
-        What a text gets does not depend on the others. Raises InvalidRequest, EmbeddingFailed.
+        What a text gets does not depend on the others. cancelled: asked between steps, on this thread.
+        Raises InvalidRequest, EmbeddingFailed, EmbeddingCancelled.
         """
         self.check(prompts, pooling)
         config = self._model.manifest.config
         waiting = deque(enumerate(prompts))
         running: list[_Text] = []
-        vectors: dict[int, list[float]] = {}
+        vectors: dict[int, Embedding] = {}
         try:
             while waiting or running:
+                if cancelled is not None and cancelled():
+                    done = sum(embedding.compute_seconds for embedding in vectors.values())
+                    raise EmbeddingCancelled(done + sum(text.sequence.compute_seconds for text in running))
                 with self._stepping:
                     self._admit(waiting, running, config.hidden_size)
                     if running:
@@ -102,7 +139,8 @@ class Embedder:
                     running.remove(text)
                     with self._stepping:
                         self._model.pages.release(text.sequence.pages)
-                if waiting and not running and not self._step():
+                # A lock goes to whoever asks first, which would be this thread again and again.
+                if not self._step() and waiting and not running:
                     time.sleep(_WAIT_SECONDS)
         finally:
             with self._stepping:
@@ -136,9 +174,11 @@ class Embedder:
                 break
             budget -= count
             chosen.append((text, Slice(text.sequence, start, count)))
+        pieces = [piece for _, piece in chosen]
+        started = time.perf_counter()
         with torch.inference_mode():
-            batch = build_batch([piece for _, piece in chosen])
-            states = self._model.decoder.states(batch, self._model.cache).numpy()  # float32 [M, H]
+            states = self._model.decoder.states(build_batch(pieces), self._model.cache).numpy()  # float32 [M, H]
+        self._accounts.record(pieces, started, time.perf_counter() - started, with_logits=False)
         row = 0
         for text, piece in chosen:
             part = states[row : row + piece.count].astype(np.float64)
@@ -148,12 +188,11 @@ class Embedder:
             text.sequence.computed += piece.count
 
 
-def _finished(text: _Text, pooling: Pooling, normalize: bool) -> list[float]:
+def _finished(text: _Text, pooling: Pooling, normalize: bool) -> Embedding:
     vector = text.pooled / len(text.sequence.tokens) if pooling == "mean" else text.pooled
     if not np.isfinite(vector).all():
         raise EmbeddingFailed(f"prompts[{text.index}]: the model produced NaN or infinity; its weights may be damaged")
     if normalize:
         length = float(np.sqrt(np.add.reduce(vector * vector)))
         vector = vector / length if length > 0 else vector
-    values: list[float] = vector.astype(np.float32).tolist()
-    return values
+    return Embedding(vector.astype(np.float32), text.sequence.compute_seconds)

@@ -38,13 +38,13 @@ class Accounts:
             token_cache_bytes=model.cache.page_bytes / PAGE_TOKENS,
         )
 
-    def record(self, slices: list[Slice], started: float, seconds: float) -> float:
+    def record(self, slices: list[Slice], started: float, seconds: float, *, with_logits: bool = True) -> float:
         """A step that began at `started` (of perf_counter) and took so long itself, others within it not counted.
 
-        Returns the seconds in which it waited for a disk.
+        with_logits: False where the head was left out. Returns the seconds in which it waited for a disk.
         """
         lengths = [(piece.count, piece.start + piece.count) for piece in slices]
-        shape = self.work.shape(lengths, sum(piece.yields_token for piece in slices))
+        shape = self.work.shape(lengths, sum(piece.yields_token for piece in slices) if with_logits else 0)
         prefill_rows = 0
         for piece in slices:
             piece.sequence.compute_seconds += seconds * piece.count / shape.rows

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from inference.embedding import Embedder, Pooling
+from inference.embedding import Embedder, Embedding
 from inference.engine.admission import Admission
 from inference.engine.intake import Intake
 from inference.engine.running import RunningBatch
@@ -28,6 +28,7 @@ from inference.planner.work import model_matrices
 from inference.request import Completion, GenerationRequest, InvalidRequest, SamplingParams, TokenEvent
 from inference.scheduler import CHUNK_TOKENS, Scheduler
 from inference.tokenizer import Tokenizer
+from inference.weights.manifest import Pooling
 
 logger = logging.getLogger(__name__)
 
@@ -219,18 +220,33 @@ class Engine:
         return [completion for completion in results if completion is not None]
 
     def embed(
-        self, prompts: Several[str | Several[int]], *, pooling: Pooling = "mean", normalize: bool = True
+        self, prompts: Several[str | Several[int]], *, pooling: Pooling | None = None, normalize: bool = True
     ) -> list[list[float]]:
         """A vector of hidden_size numbers for each prompt (text or token ids): its last hidden states, pooled.
 
-        pooling: the mean over all tokens, or the last token's state. normalize: to length 1. From any thread; running
-        requests go on between the steps. Raises InvalidRequest naming the prompt that is empty or too long, and
-        EmbeddingFailed where the model's weights are damaged.
+        pooling: the mean over all tokens, or the last token's state; by default what the model was made for, mean where
+        its source did not say. normalize: to length 1. From any thread; running requests go on between the steps.
+        Raises InvalidRequest naming the prompt that is empty or too long, and EmbeddingFailed where the model's weights
+        are damaged.
+        """
+        return [embedding.vector.tolist() for embedding in self.embeddings(prompts, pooling, normalize)]
+
+    def embeddings(
+        self,
+        prompts: Several[str | Several[int]],
+        pooling: Pooling | None = None,
+        normalize: bool = True,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> list[Embedding]:
+        """As `embed`, with each text's share of the engine's time.
+
+        cancelled: asked between steps, in the calling thread; once it is true, raises EmbeddingCancelled.
         """
         ids = self._token_ids(prompts)
         torch.set_num_threads(self._governor.threads)
-        embedder = Embedder(self._model, self._batch.scheduler.token_budget, self._batch.stepping, self.step)
-        return embedder.embed(ids, pooling, normalize)
+        batch = self._batch
+        embedder = Embedder(self._model, batch.scheduler.token_budget, batch.stepping, self.step, batch.accounts)
+        return embedder.embed(ids, pooling or self.manifest.pooling or "mean", normalize, cancelled)
 
     def _token_ids(self, prompts: Several[str | Several[int]]) -> list[tuple[int, ...]]:
         """Each prompt's tokens. Raises InvalidRequest, naming the prompt that is none."""

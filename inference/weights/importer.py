@@ -200,4 +200,5 @@ def _manifest(
         model_name=origin.model_name,
         parameters=parameters,
         tokenizer_files=tokenizer_files,
+        pooling=origin.pooling,
     )

@@ -7,10 +7,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from inference.errors import StoreError
 from inference.model.config import DecoderConfig
+
+Pooling = Literal["mean", "last"]
 
 FORMAT = "penstock-store"
 # Version 2 leaves the source's names out of the digest, version 3 may hold rotated 4-bit tensors; all are read.
@@ -67,6 +69,7 @@ class StoreManifest:
     `digest` is the SHA-256 of the canonical JSON of all other fields but the two names, the files' digests among them;
     it identifies the model release: one changed byte in any file, or in this manifest's other fields, makes another
     digest, and the same weights under another file name do not.
+    `pooling`: how a text becomes a vector in a model made for that, where its source says so.
     """
 
     config: DecoderConfig
@@ -82,6 +85,7 @@ class StoreManifest:
     tokenizer_files: tuple[str, ...]
     digest: str = ""
     format_version: int = FORMAT_VERSION
+    pooling: Pooling | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -97,6 +101,8 @@ class StoreManifest:
         body = asdict(self)
         body.pop("digest")
         body["config"] = self.config.as_dict()
+        if self.pooling is None:
+            body.pop("pooling")  # stores of before do not have it, and keep their digests
         return {"format": FORMAT, "format_version": body.pop("format_version"), **body}
 
     def computed_digest(self) -> str:

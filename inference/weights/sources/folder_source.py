@@ -13,7 +13,7 @@ from inference.weights.safetensors_folder import SafetensorsFolder, digest_of_fi
 from inference.weights.shapes import Entry, tensor_shapes
 from inference.weights.sources.families import FAMILIES, Family, shared_fields
 from inference.weights.sources.settings import Settings
-from inference.weights.sources.tensors import Weights, checked_config, licence_of_model_card
+from inference.weights.sources.tensors import Weights, checked_config, licence_of_model_card, pooling_of_folder
 from inference.weights.store import bfloat16_to_float32
 from inference.weights.tokenizer_files import tokenizer_files_of_model
 
@@ -35,6 +35,7 @@ class FolderSource:
         self.config: DecoderConfig = checked_config(settings.file, fields)
         self.licence = licence_of_model_card(path / "README.md")
         self.model_name: str | None = self.folder.config.get("_name_or_path") or path.name
+        self.pooling = pooling_of_folder(path)
 
     def _described(self) -> tuple[Family, Settings]:
         values, file = self.folder.config, self.path / "config.json"

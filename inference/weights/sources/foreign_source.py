@@ -8,6 +8,7 @@ from typing import Any
 
 from inference.errors import ModelFormatError
 from inference.model.config import FOREIGN
+from inference.weights.manifest import Pooling
 from inference.weights.safetensors_folder import SafetensorsFolder, digest_of_files
 from inference.weights.shapes import Entry
 from inference.weights.sources.tensors import Weights, checked_config, licence_of_model_card
@@ -60,6 +61,7 @@ class ForeignSource:
         )
         self.licence = licence_of_model_card(path / "README.md")
         self.model_name: str | None = self.folder.config.get("_name_or_path") or path.name
+        self.pooling: Pooling | None = None
 
     def plan(self) -> list[Entry]:
         floating = (t for t in self.folder.tensors.values() if t.kind in ("F32", "F16", "BF16") and t.shape)

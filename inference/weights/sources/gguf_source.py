@@ -14,6 +14,7 @@ from inference.quant.blocks import BLOCK_BYTES, take_over
 from inference.quant.groupwise import Array, GroupwiseTensor
 from inference.weights.gguf import GGUFFile, GGUFTensor
 from inference.weights.gguf_tokenizer import tokenizer_files_from_gguf
+from inference.weights.manifest import Pooling
 from inference.weights.shapes import Entry, tensor_shapes
 from inference.weights.sources.gguf_architectures import ARCHITECTURES, Metadata
 from inference.weights.sources.settings import yarn_attention_factor
@@ -39,6 +40,10 @@ _NAMES = {
 }
 
 
+# llama.cpp's numbers; others (none, the first token's, a ranking) are not what a decoder gives a vector by.
+_POOLING: dict[int, Pooling] = {1: "mean", 3: "last"}
+
+
 class GGUFSource:
     format = "gguf"
 
@@ -58,6 +63,7 @@ class GGUFSource:
         self.licence: str | None = licence if isinstance(licence, str) else None
         title = self.file.metadata.get("general.name")
         self.model_name: str | None = title if isinstance(title, str) else None
+        self.pooling = _POOLING.get(self._metadata.get("pooling_type", 0))
 
     def _config(self) -> DecoderConfig:
         metadata, tensors = self._metadata, self.file.tensors

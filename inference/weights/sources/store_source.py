@@ -23,6 +23,7 @@ class StoreSource:
         self.format = "penstock-store"
         self.licence = manifest.licence
         self.model_name = manifest.model_name
+        self.pooling = manifest.pooling
 
     @property
     def manifest(self) -> StoreManifest:

@@ -11,6 +11,8 @@ from inference.errors import ModelFormatError
 from inference.model.config import DecoderConfig
 from inference.quant.groupwise import Array, GroupwiseTensor
 from inference.quant.rotated import RotatedTensor
+from inference.weights.manifest import Pooling
+from inference.weights.safetensors_folder import read_json
 from inference.weights.shapes import Entry
 
 Weights = Array | GroupwiseTensor | RotatedTensor
@@ -24,6 +26,7 @@ class ModelSource(Protocol):
     format: str
     licence: str | None
     model_name: str | None
+    pooling: Pooling | None
 
     def plan(self) -> list[Entry]:
         """(store file, tensor name, shape) of every tensor, in store order."""
@@ -71,3 +74,26 @@ def reading(source: Path) -> Iterator[None]:
         yield
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
         raise ModelFormatError(source, "content", f"makes no sense: {type(error).__name__}: {error}") from error
+
+
+def pooling_of_folder(folder: Path) -> Pooling | None:
+    """What sentence-transformers' `1_Pooling/config.json` says of a model made for embeddings, where there is one.
+
+    Raises ModelFormatError for ways that a decoder's states are not pooled by here.
+    """
+    file = folder / "1_Pooling" / "config.json"
+    if not file.is_file():
+        return None
+    values = read_json(file)
+    # The older files have a switch for each way, the newer ones name it.
+    named = values.get("pooling_mode")
+    ways = [named] if named else [key for key, on in values.items() if key.startswith("pooling_mode_") and on is True]
+    match ways:
+        case ["pooling_mode_mean_tokens" | "mean"]:
+            return "mean"
+        case ["pooling_mode_lasttoken" | "lasttoken"]:
+            return "last"
+        case _:
+            raise ModelFormatError(
+                file, "pooling mode", f"is {', '.join(map(str, ways)) or 'none'}; mean or last token"
+            )
