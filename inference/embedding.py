@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from inference.cache.pages import pages_for
-from inference.errors import InferenceError, InvalidRequest
+from inference.errors import EmbeddingCancelled, EmbeddingFailed, InvalidRequest
 from inference.group import lone_sequence
 from inference.loading import LoadedModel
 from inference.model.batch import build_batch
@@ -32,18 +32,6 @@ if TYPE_CHECKING:
     from inference.engine.accounts import Accounts
 
 _WAIT_SECONDS = 0.01
-
-
-class EmbeddingFailed(InferenceError):
-    """The model's states for a text hold NaN or infinity."""
-
-
-class EmbeddingCancelled(InferenceError):
-    """The caller wanted no more. compute_seconds: what its texts had taken by then."""
-
-    def __init__(self, compute_seconds: float) -> None:
-        self.compute_seconds = compute_seconds
-        super().__init__("the texts were cancelled")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

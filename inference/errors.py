@@ -100,3 +100,15 @@ class StatesBroken(SegmentsFailed):
 
     def __init__(self, segments: list[int]) -> None:
         super().__init__(BROKEN, segments)
+
+
+class EmbeddingFailed(InferenceError):
+    """The model's states for a text hold NaN or infinity."""
+
+
+class EmbeddingCancelled(InferenceError):
+    """The caller wanted no more. compute_seconds: what its texts had taken by then."""
+
+    def __init__(self, compute_seconds: float) -> None:
+        self.compute_seconds = compute_seconds
+        super().__init__("the texts were cancelled")

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from inference import Engine, SamplingParams
-from inference.embedding import EmbeddingCancelled
-from inference.errors import InvalidRequest, ModelFormatError
+from inference.errors import EmbeddingCancelled, InvalidRequest, ModelFormatError
 from inference.request import GenerationRequest
 from inference.weights import import_model
 

@@ -20,8 +20,9 @@ from governance.ledger.keys import VerifierKey
 from governance.ledger.models import Checkpoint, Leaf, OutboxEntry
 from governance.ledger.services import ledger_key
 from inference.errors import InvalidRequest
+from penstock.serving.bodies import EMBEDDINGS
 from penstock.serving.completion import leaf_payload
-from penstock.serving.digests import output_digest, prompt_digest
+from penstock.serving.digests import embedding_digest, output_digest, prompt_digest
 from penstock.serving.models import Request
 from penstock.serving.rejection import Rejected
 
@@ -222,11 +223,16 @@ def _payload_now(row: Request) -> dict[str, Any]:
     try:
         said = leaf_payload(row)
         prompt = prompt_digest(row.salt, row.body)
-        output = output_digest(row.salt, row.output_texts) or None
+        output = _output_digest(row) or None
     except (AttributeError, KeyError, TypeError, ValueError, Rejected, InvalidRequest):
         # A row that was changed into none that could ever have been run.
         said, prompt, output = {}, None, None
     return {**said, "prompt_digest": prompt, "output_digest": output}
+
+
+def _output_digest(row: Request) -> str:
+    kept = getattr(row, "embedding", None) if row.endpoint == EMBEDDINGS else None
+    return output_digest(row.salt, row.output_texts) if kept is None else embedding_digest(row.salt, bytes(kept.data))
 
 
 def _entry_of(leaf: Leaf) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""/v1/chat/completions and /v1/completions: single requests, streamed or whole.
+"""/v1/chat/completions and /v1/completions: single requests, streamed or whole; and /v1/embeddings, always whole.
 
 Everything about a request is checked, and the engine host has begun to answer, before a stream is opened: what is
 wrong comes as an HTTP error. A client that hangs up cancels its request.
@@ -14,7 +14,7 @@ from django.http import HttpResponseBase, JsonResponse, StreamingHttpResponse
 from penstock.openai_api.door import Call
 from penstock.openai_api.errors import ApiError, envelope
 from penstock.serving import live
-from penstock.serving.bodies import CHAT_COMPLETIONS, COMPLETIONS
+from penstock.serving.bodies import CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS
 from penstock.serving.models import Request
 from penstock.serving.shapes import (
     chat_logprobs,
@@ -35,6 +35,10 @@ async def chat(call: Call) -> HttpResponseBase:
 
 async def complete(call: Call) -> HttpResponseBase:
     return await _answer(call, COMPLETIONS)
+
+
+async def embed(call: Call) -> HttpResponseBase:
+    return await _answer(call, EMBEDDINGS)
 
 
 async def _answer(call: Call, endpoint: str) -> HttpResponseBase:

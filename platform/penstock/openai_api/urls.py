@@ -16,6 +16,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("models/<str:name>", door(GET=catalog.retrieve)),
     path("chat/completions", live_door(completions.chat)),
     path("completions", live_door(completions.complete)),
+    path("embeddings", live_door(completions.embed)),
     path("", nothing_here),
     path("<path:rest>", nothing_here),
 ]

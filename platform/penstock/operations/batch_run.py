@@ -9,9 +9,8 @@ from django.utils.translation import gettext as _
 from penstock.accounts.models import User
 from penstock.registry.selectors import tasks_visible_to
 from penstock.serving.blobs import open_blob
-from penstock.serving.bodies import CHAT_COMPLETIONS
 from penstock.serving.models import Batch, File
-from penstock.serving.records import request_lines
+from penstock.serving.records import endpoint_of, request_lines
 from penstock.serving.selectors import progress
 from penstock.serving.services import create_batch, create_file
 from penstock.telemetry.summary import summarize
@@ -37,7 +36,7 @@ def submit(*, user: User, file: Path, task_name: str) -> Batch:
             user=user,
             team=task.team,
             input_file=stored,
-            endpoint=CHAT_COMPLETIONS,
+            endpoint=endpoint_of(stored),
             metadata={"task": task.name},
             task=task,
         )

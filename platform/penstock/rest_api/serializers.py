@@ -12,8 +12,8 @@ from penstock.pilots.models import Pilot
 from penstock.registry.models import ModelRelease, ReleaseEvaluation, Task, TaskVersion
 from penstock.registry.selectors import releases_visible_to, transitions_open_to
 from penstock.registry.services.tasks import CONTENT_FIELDS
-from penstock.serving.models import Batch, EngineRun, Request
-from penstock.serving.selectors import progress, runs_of_batch
+from penstock.serving.models import Batch, Embedding, EngineRun, Request
+from penstock.serving.selectors import embedding_of, progress, runs_of_batch
 from penstock.telemetry.models import RateCard
 
 
@@ -259,14 +259,31 @@ class RequestSerializer(serializers.ModelSerializer[Request]):
         read_only_fields = fields
 
 
+class EmbeddingSerializer(serializers.ModelSerializer[Embedding]):
+    class Meta:
+        model = Embedding
+        fields = ["count", "dimensions"]
+        read_only_fields = fields
+
+
 class RequestDetailSerializer(RequestSerializer):
-    """A request with its prompt and its outputs, of which `output_text` is the first."""
+    """A request with its prompt and its outputs, of which `output_text` is the first.
+
+    `embedding`: how many vectors a request for embeddings got, and of how many dimensions; `output_digest` is of their
+    numbers, which the answer and the batch's output file hold.
+    """
 
     output_texts = serializers.ListField(child=serializers.CharField(), read_only=True)
+    embedding = serializers.SerializerMethodField()
 
     class Meta(RequestSerializer.Meta):
-        fields = [*RequestSerializer.Meta.fields, "body", "output_text", "output_texts"]
+        fields = [*RequestSerializer.Meta.fields, "body", "output_text", "output_texts", "embedding"]
         read_only_fields = fields
+
+    @extend_schema_field(EmbeddingSerializer(allow_null=True))
+    def get_embedding(self, request: Request) -> dict[str, Any] | None:
+        found = embedding_of(request)
+        return None if found is None else dict(EmbeddingSerializer(found).data)
 
 
 class RateCardSerializer(serializers.ModelSerializer[RateCard]):

@@ -2,21 +2,32 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from django.utils.translation import gettext as _
 
 from inference.errors import InferenceError, InvalidRequest, TemplateError
+from inference.model.config import FOREIGN
 from penstock.accounts.models import ApiKey, Team
 from penstock.registry.models import ModelRelease, Task
 from penstock.registry.output_contract import OutputContract
 from penstock.registry.policy import PolicyError, resolve
-from penstock.serving.bodies import ENDPOINTS, ChatBody, CompletionBody, InvalidBody, parse_body, unstorable_text
+from penstock.serving.bodies import (
+    EMBEDDINGS,
+    ENDPOINTS,
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    InvalidBody,
+    parse_body,
+    unstorable_text,
+)
 from penstock.serving.forms import FORM_PARAMETERS, STRUCTURED_OUTPUTS, form_as_kept, form_asked_for, form_rejected
 from penstock.serving.prompts import (
     PromptTokenizer,
     bound_sampling_of,
     compiler_of,
+    embedding_inputs,
     prompt_token_ids,
     tokenizer_of,
 )
@@ -25,14 +36,19 @@ from penstock.serving.rejection import Rejected
 __all__ = ["Admitted", "Rejected", "admit"]
 
 TASK_KEY = "task"
+MAX_EMBEDDED_TOKENS = 300_000  # in one request, as with OpenAI
 MISSING_MODEL_CODES = frozenset({"model_not_found", "task_not_found"})
 
 Resolver = Callable[..., tuple[Task, ModelRelease]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request that may run. `body` is completed: the task's system prompt in front, and `max_tokens` decided."""
+    """A request that may run. `body` is completed: the task's system prompt in front, and `max_tokens` decided.
+
+    prompt_token_ids: of several texts to embed, one after the other.
+    """
 
     task: Task
     release: ModelRelease
@@ -77,6 +93,8 @@ def admit(
     groups = dict(parsed.metadata or {})
     named = groups.pop(TASK_KEY, "") or task_name
     task, release = resolve_task(team=team, api_key=api_key, model=parsed.model, task_name=named, resolver=resolver)
+    if isinstance(parsed, EmbeddingBody):
+        return _admit_embedding(parsed, body, groups, task=task, release=release, tokenizer=tokenizer)
     completed = _with_system_prompt(body, task)
     token_ids = _tokenize(tokenizer, release, completed)
     completed["max_tokens"] = _max_tokens(parsed, task, release, len(token_ids))
@@ -92,6 +110,70 @@ def admit(
         prompt_token_ids=token_ids,
         stream=bool(parsed.stream),
         include_usage=bool(options.get("include_usage")),
+    )
+
+
+def _admit_embedding(
+    parsed: EmbeddingBody,
+    body: Mapping[str, Any],
+    groups: dict[str, str],
+    *,
+    task: Task,
+    release: ModelRelease,
+    tokenizer: Callable[[ModelRelease], PromptTokenizer],
+) -> Admitted:
+    """Texts to embed. A task's system prompt and output contract are about generated text and do not apply."""
+    config = release.manifest.get("config") or {}
+    if str(config.get("architecture", "")).startswith(FOREIGN):
+        raise Rejected(
+            http_status=400,
+            code="model_does_not_embed",
+            param="model",
+            message=_("The model release '%(name)s' runs in transformers' own code, which gives no embeddings here.")
+            % {"name": release.name},
+        )
+    hidden_size = config.get("hidden_size")
+    if parsed.dimensions is not None and parsed.dimensions != hidden_size:
+        raise Rejected(
+            http_status=400,
+            code="unsupported_dimensions",
+            param="dimensions",
+            message=_(
+                "The vectors of the model release '%(name)s' have %(size)s dimensions, and it was not made for shorter"
+                " ones. Leave dimensions out."
+            )
+            % {"name": release.name, "size": hidden_size or "?"},
+        )
+    inputs = _readable(release, lambda: embedding_inputs(tokenizer(release), body))
+    for index, tokens in enumerate(inputs):
+        param = "input" if len(inputs) == 1 else f"input.{index}"
+        if not tokens:
+            raise _bad_parameter(param, _("the text holds no token of the model's"))
+        if len(tokens) > release.context_tokens:
+            raise Rejected(
+                http_status=400,
+                code="context_length_exceeded",
+                param=param,
+                message=_("The model's context holds %(context)d tokens; this text has %(count)d. Shorten it.")
+                % {"context": release.context_tokens, "count": len(tokens)},
+            )
+        vocabulary = config.get("vocab_size", max(tokens) + 1)
+        if max(tokens) >= vocabulary:
+            message = _("the token %(token)d is not in the model's vocabulary of %(size)d")
+            raise _bad_parameter(param, message % {"token": max(tokens), "size": vocabulary})
+    total = sum(map(len, inputs))
+    if total > MAX_EMBEDDED_TOKENS:
+        message = _("a request may have %(most)d tokens over all its texts, and these have %(count)d")
+        raise _bad_parameter("input", message % {"most": MAX_EMBEDDED_TOKENS, "count": total})
+    return Admitted(
+        task=task,
+        release=release,
+        endpoint=EMBEDDINGS,
+        body=dict(body),
+        groups=groups,
+        prompt_token_ids=tuple(token for tokens in inputs for token in tokens),
+        stream=False,
+        include_usage=False,
     )
 
 
@@ -146,7 +228,7 @@ def _tokenize(
     tokenizer: Callable[[ModelRelease], PromptTokenizer], release: ModelRelease, body: Mapping[str, Any]
 ) -> tuple[int, ...]:
     try:
-        return prompt_token_ids(tokenizer(release), body)
+        return _readable(release, lambda: prompt_token_ids(tokenizer(release), body))
     except TemplateError as error:
         raise Rejected(
             http_status=400,
@@ -154,6 +236,14 @@ def _tokenize(
             param="messages",
             message=_("The model's chat template refuses these messages: %(why)s") % {"why": error},
         ) from error
+
+
+def _readable(release: ModelRelease, read: Callable[[], T]) -> T:
+    """What `read` gives of the release. Raises Rejected where its files cannot be read, TemplateError."""
+    try:
+        return read()
+    except TemplateError:
+        raise
     except InferenceError as error:
         raise Rejected(
             http_status=503,

@@ -1,6 +1,7 @@
 """The request bodies that serving accepts, and what is wrong with one that it does not.
 
-Follows OpenAI's API reference for chat completions and (legacy) completions, with vLLM's further parameters. A
+Follows OpenAI's API reference for chat completions, (legacy) completions and embeddings, with vLLM's further
+parameters of the former two, and `metadata` for all. A
 parameter that would change the output and is not supported is refused unless it holds its neutral value; it is never
 ignored in silence.
 """
@@ -31,11 +32,13 @@ from penstock.serving.rejection import Rejected
 CHAT_COMPLETIONS = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 EMBEDDINGS = "/v1/embeddings"
-ENDPOINTS = (CHAT_COMPLETIONS, COMPLETIONS)
+ENDPOINTS = (CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS)
 
 MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY_CHARACTERS = 64
 MAX_METADATA_VALUE_CHARACTERS = 512
+
+MAX_INPUTS = 2048  # texts in one request for embeddings, as with OpenAI
 
 # These say something about the caller or the connection, nothing about the output.
 WITHOUT_EFFECT = frozenset(
@@ -175,6 +178,40 @@ class CompletionBody(_Body):
         return self.best_of or self.n or 1
 
 
+InputText = Annotated[str, StringConstraints(min_length=1)]
+InputTokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+def _kind_of_input(value: object) -> str:
+    """Which of the four spellings was meant: so that only that one's faults are told."""
+    if not isinstance(value, list | tuple):
+        return "str"
+    first = value[0] if value else ""
+    return "list[list[int]]" if isinstance(first, list | tuple) else "list[int]" if _is_int(first) else "list[str]"
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class EmbeddingBody(BaseModel):
+    """`input`: a text, texts, the token ids of one, or those of several."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    model: Annotated[str, StringConstraints(min_length=1, max_length=200)]
+    input: Annotated[
+        Annotated[InputText, Tag("str")]
+        | Annotated[list[InputText], Field(min_length=1, max_length=MAX_INPUTS), Tag("list[str]")]
+        | Annotated[InputTokens, Tag("list[int]")]
+        | Annotated[list[InputTokens], Field(min_length=1, max_length=MAX_INPUTS), Tag("list[list[int]]")],
+        Discriminator(_kind_of_input),
+    ]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    metadata: Metadata | None = None
+
+
 class StreamOptions(_Part):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -193,17 +230,26 @@ class InvalidBody(Exception):
     problems: tuple[Rejected, ...]
 
 
-def parse_body(body: object, endpoint: str) -> ChatBody | CompletionBody:
+BODIES: Mapping[str, type[ChatBody | CompletionBody | EmbeddingBody]] = {
+    CHAT_COMPLETIONS: ChatBody,
+    COMPLETIONS: CompletionBody,
+    EMBEDDINGS: EmbeddingBody,
+}
+
+
+def parse_body(body: object, endpoint: str) -> ChatBody | CompletionBody | EmbeddingBody:
     """The body as a typed value. Raises InvalidBody, whose problems each name the parameter."""
     if not isinstance(body, dict):
         raise InvalidBody((_problem("invalid_type", None, _("The body must be a JSON object.")),))
-    model = ChatBody if endpoint == CHAT_COMPLETIONS else CompletionBody
+    model = BODIES[endpoint]
     known = set(model.model_fields)
-    problems = [_unsupported(name, value) for name, value in body.items() if name not in known]
+    generates = endpoint != EMBEDDINGS
+    problems = [_unsupported(name, value, generates) for name, value in body.items() if name not in known]
     found = [problem for problem in problems if problem is not None]
     try:
         parsed = model.model_validate({name: value for name, value in body.items() if name in known})
-        StreamOptionsHolder.model_validate({"stream_options": body.get("stream_options")})
+        if generates:
+            StreamOptionsHolder.model_validate({"stream_options": body.get("stream_options")})
     except ValidationError as error:
         raise InvalidBody((*_problems_of(error), *found)) from error
     if found:
@@ -242,10 +288,11 @@ def unstorable_text(value: object) -> bool:
     return False
 
 
-def _unsupported(name: str, value: Any) -> Rejected | None:
-    if name in WITHOUT_EFFECT or value is None:
+def _unsupported(name: str, value: Any, generates: bool) -> Rejected | None:
+    """generates: whether the endpoint does; embeddings have no parameter beyond their own but `user`."""
+    if name in (WITHOUT_EFFECT if generates else {"user"}) or value is None:
         return None
-    if name not in NEUTRAL:
+    if name not in NEUTRAL or not generates:
         return _problem("unknown_parameter", name, _("There is no parameter of this name: %(name)s.") % {"name": name})
     # `False == 0` and `True == 1` in Python; in JSON they differ.
     if any(type(value) is not bool and value == neutral for neutral in NEUTRAL[name] if type(neutral) is not bool):

@@ -19,10 +19,11 @@ from inference.request import SamplingParams
 from penstock.registry.models import TaskVersion
 from penstock.registry.output_contract import OutputContract
 from penstock.serving.bodies import EMBEDDINGS
-from penstock.serving.digests import output_digest, salted_digest
-from penstock.serving.models import Request, Shard
+from penstock.serving.digests import embedding_digest, output_digest, salted_digest
+from penstock.serving.models import Embedding, Request, Shard
 from penstock.serving.outcome import Outcome, assess, prompt_text
 from penstock.serving.prompts import plain_messages, sampling_of
+from penstock.serving.vectors import Vectors
 
 Recorder = Callable[[Sequence[Request]], None]
 
@@ -70,6 +71,7 @@ class Result:
     ttft_seconds: float | None = None
     duration_seconds: float | None = None
     compute_seconds: float | None = None
+    vectors: Vectors | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,11 @@ def record_results(results: Sequence[Result], *, lease: Lease | None = None) -> 
             _apply(row, by_id[row.pk])
         if rows:
             Request.objects.bulk_update(rows, WRITTEN_FIELDS)
+            Embedding.objects.bulk_create(
+                Embedding(request=row, count=found.count, dimensions=found.dimensions, data=found.data)
+                for row in rows
+                if (found := by_id[row.pk].vectors) is not None
+            )
             for recorder in _recorders:
                 recorder(rows)
             record_many(events=[_event(row) for row in rows])
@@ -136,10 +143,13 @@ def _hold(lease: Lease) -> None:
 
 def _apply(row: Request, result: Result) -> None:
     for name in Result.__dataclass_fields__:
-        if name != "request_id":
+        if name not in ("request_id", "vectors"):
             setattr(row, name, getattr(result, name))
     ran = result.status == Request.Status.SUCCEEDED
-    row.output_digest = output_digest(row.salt, row.output_texts)
+    if result.vectors is not None:
+        row.output_digest = embedding_digest(row.salt, result.vectors.data)
+    else:
+        row.output_digest = output_digest(row.salt, row.output_texts)
     contract = contract_of(row.task_id, row.task_version)
     reasons = [row.finish_reason, *(choice["finish_reason"] for choice in (row.choices or [])[1:])]
     outcomes = [

@@ -25,6 +25,11 @@ def prompt_digest(salt: str, body: Mapping[str, Any]) -> str:
     return salted_digest(salt, str(body["prompt"]))
 
 
+def embedding_digest(salt: str, data: bytes) -> str:
+    """Of a request's vectors, as `Embedding.data` keeps them."""
+    return salted_digest(salt, data)
+
+
 def output_digest(salt: str, texts: Sequence[str]) -> str:
     """Of a request's outputs: the text of one, or the texts of several as RFC 8785 canonical JSON; empty of none."""
     if len(texts) > 1:

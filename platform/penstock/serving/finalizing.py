@@ -17,6 +17,7 @@ from django.utils.translation import gettext as _
 
 from governance.ledger.services import record
 from penstock.serving import blobs
+from penstock.serving.bodies import EMBEDDINGS
 from penstock.serving.completion import OPEN
 from penstock.serving.models import Batch, File, Request
 from penstock.serving.services.files import create_output_file
@@ -25,6 +26,7 @@ from penstock.serving.shapes import batch_line
 logger = logging.getLogger(__name__)
 
 ROWS_A_READ = 500
+ROWS_OF_VECTORS_A_READ = 20
 FIRST_PAUSE = timedelta(seconds=5)
 LONGEST_PAUSE = timedelta(minutes=10)
 
@@ -72,7 +74,7 @@ def _finish(batch_id: str) -> bool:
     batch = Batch.objects.select_related("team", "task").get(pk=batch_id)
     if batch.status not in (Batch.Status.CANCELLING, Batch.Status.FINALIZING):
         return batch.status in Batch.TERMINAL
-    rows = Request.objects.filter(batch=batch).select_related("model_release").order_by("line")
+    rows = Request.objects.filter(batch=batch).select_related("model_release", "embedding").order_by("line")
     output = _write(rows.filter(status=Request.Status.SUCCEEDED))
     errors = _write(rows.exclude(status=Request.Status.SUCCEEDED))
     counts = rows.order_by().aggregate(
@@ -123,7 +125,9 @@ def _write(rows: QuerySet[Request]) -> blobs.Blob | None:
 
 
 def _lines(rows: QuerySet[Request]) -> Iterator[bytes]:
-    for row in rows.iterator(chunk_size=ROWS_A_READ):
+    # A request's vectors may be megabytes.
+    embeds = rows.filter(endpoint=EMBEDDINGS).exists()
+    for row in rows.iterator(chunk_size=ROWS_OF_VECTORS_A_READ if embeds else ROWS_A_READ):
         yield json.dumps(batch_line(row), ensure_ascii=False).encode() + b"\n"
 
 

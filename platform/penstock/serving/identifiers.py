@@ -21,6 +21,10 @@ def new_chat_completion_id() -> str:
     return f"chatcmpl-{secrets.token_hex(BITS_IN_BYTES)}"
 
 
+def new_embedding_id() -> str:
+    return f"embd-{secrets.token_hex(BITS_IN_BYTES)}"
+
+
 def new_salt() -> str:
     """32 hexadecimal digits that go in front of a text before it is hashed."""
     return secrets.token_hex(BITS_IN_BYTES)

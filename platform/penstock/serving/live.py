@@ -27,14 +27,22 @@ from penstock.accounts.access import require_role
 from penstock.accounts.models import ApiKey, Role, Team, User
 from penstock.registry.models import LatencyClass
 from penstock.serving.admission import admit
-from penstock.serving.bodies import CHAT_COMPLETIONS
+from penstock.serving.bodies import CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS
 from penstock.serving.completion import Result, contract_of, record_results
 from penstock.serving.digests import prompt_digest
-from penstock.serving.identifiers import new_chat_completion_id, new_completion_id, new_salt
+from penstock.serving.identifiers import new_chat_completion_id, new_completion_id, new_embedding_id, new_salt
 from penstock.serving.models import EngineHost, Request
-from penstock.serving.prompts import PRIORITIES, bound_sampling_of, prompt_token_ids, tokenizer_of
+from penstock.serving.prompts import PRIORITIES, bound_sampling_of, embedding_inputs, prompt_token_ids, tokenizer_of
 from penstock.serving.rejection import Rejected
-from penstock.serving.results import failed, logprob_item, result_of, storable
+from penstock.serving.results import (
+    EMBEDDED,
+    Embedded,
+    embedded_result,
+    failed,
+    logprob_item,
+    result_of,
+    storable,
+)
 from penstock.settings import secret
 
 __all__ = ["Finished", "LiveEvent", "TextDelta", "run", "submit"]
@@ -51,7 +59,13 @@ INTERNAL_TOKEN = "internal-token"  # noqa: S105 - the name of the file that hold
 
 SAMPLING = TypeAdapter(SamplingParams)
 EVENTS = TypeAdapter(TokenEvent)
-COMPLETIONS = TypeAdapter(Completion)
+COMPLETION = TypeAdapter(Completion)
+
+NEW_IDS = {
+    CHAT_COMPLETIONS: new_chat_completion_id,
+    COMPLETIONS: new_completion_id,
+    EMBEDDINGS: new_embedding_id,
+}
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -102,7 +116,7 @@ def submit(
         )
     salt = new_salt()
     return Request.objects.create(
-        id=new_chat_completion_id() if endpoint == CHAT_COMPLETIONS else new_completion_id(),
+        id=NEW_IDS[endpoint](),
         team=team,
         task=admitted.task,
         task_version=admitted.task.version,
@@ -210,12 +224,18 @@ class Carriage:
                 "why": str(error) or type(error).__name__
             }
             return failed(self.request, code, message, http_status=503 if code == "model_unavailable" else 502)
-        if completion.finish_reason == "cancelled" and not self.hung_up.is_set():
+        if isinstance(completion, Embedded):
+            stopped = completion.cancelled
+        else:
+            stopped = completion.finish_reason == "cancelled"
+        if stopped and not self.hung_up.is_set():
             message = _("The engine host stopped while it ran this request.")
             return failed(self.request, "interrupted", message, http_status=503)
+        if isinstance(completion, Embedded):
+            return embedded_result(completion, finished_at=timezone.now())
         return result_of(self.request.pk, completion, finished_at=timezone.now())
 
-    async def _completion(self) -> Completion:
+    async def _completion(self) -> Completion | Embedded:
         """Raises HostFailed, InferenceError, httpx.HTTPError, OSError, ValueError."""
         host, order = await _in_thread(self._order)
         if host is None:
@@ -237,8 +257,9 @@ class Carriage:
                 reading.cancel()
                 leaving.cancel()
 
-    async def _read(self, client: httpx.AsyncClient, order: dict[str, Any]) -> Completion:
-        async with client.stream("POST", "/generate", json=order) as response:
+    async def _read(self, client: httpx.AsyncClient, order: dict[str, Any]) -> Completion | Embedded:
+        path = "/embed" if self.request.endpoint == EMBEDDINGS else "/generate"
+        async with client.stream("POST", path, json=order) as response:
             if response.status_code != httpx.codes.OK:
                 told = json.loads(await response.aread())["error"]
                 raise HostFailed(told["code"], told["message"])
@@ -246,8 +267,10 @@ class Carriage:
                 news = json.loads(line)
                 if "error" in news:
                     raise HostFailed(news["error"]["code"], news["error"]["message"])
+                if "embedded" in news:
+                    return EMBEDDED.validate_json(json.dumps(news["embedded"]))
                 if "completion" in news:
-                    return COMPLETIONS.validate_python(news["completion"])
+                    return COMPLETION.validate_python(news["completion"])
                 event = EVENTS.validate_python(news["event"])
                 if event.index == 0:
                     self.text.append(event.text)
@@ -257,6 +280,12 @@ class Carriage:
 
     def _order(self) -> tuple[EngineHost | None, dict[str, Any]]:
         request = self.request
+        if request.endpoint == EMBEDDINGS:
+            return freshest_host(request.model_release.name), {
+                "request_id": request.pk,
+                "release_id": request.model_release_id,
+                "inputs": embedding_inputs(tokenizer_of(request.model_release), request.body),
+            }
         contract = contract_of(request.task_id, request.task_version)
         sampling = bound_sampling_of(request.body, request.pk, contract)
         return freshest_host(request.model_release.name), {
@@ -289,7 +318,9 @@ class Carriage:
         while True:
             try:
                 record_results([result])
-                return Request.objects.select_related("task", "team", "model_release").get(pk=self.request.pk)
+                return Request.objects.select_related("task", "team", "model_release", "embedding").get(
+                    pk=self.request.pk
+                )
             except (OperationalError, InterfaceError) as error:
                 connection.close()
                 if time.monotonic() > give_up_at:

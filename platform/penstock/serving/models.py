@@ -250,6 +250,18 @@ class Request(models.Model):
         return (self.choices or [])[1:]
 
 
+class Embedding(models.Model):
+    """The vectors that a request for embeddings got, one a text, in the order of its input.
+
+    data: `count` vectors of `dimensions` numbers, one after the other, float32, little-endian.
+    """
+
+    request = models.OneToOneField(Request, on_delete=models.CASCADE, primary_key=True, related_name="embedding")
+    count = models.PositiveIntegerField()
+    dimensions = models.PositiveIntegerField()
+    data = models.BinaryField()
+
+
 class EngineHost(models.Model):
     """A machine running a worker, as it last reported itself."""
 

@@ -66,6 +66,14 @@ def prompt_token_ids(tokenizer: PromptTokenizer, body: Mapping[str, Any]) -> tup
     return tuple(tokenizer.encode(body["prompt"]))
 
 
+def embedding_inputs(tokenizer: PromptTokenizer, body: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    """The token ids of each text of a stored body for embeddings: what it gives as ids stays as it is."""
+    given = body["input"]
+    if isinstance(given, str) or isinstance(given[0], int):
+        given = [given]
+    return [tuple(tokenizer.encode(one) if isinstance(one, str) else one) for one in given]
+
+
 def plain_messages(body: Mapping[str, Any]) -> list[dict[str, str]]:
     """Messages as chat templates know them: the role `developer` is `system`, text parts are joined."""
     return [

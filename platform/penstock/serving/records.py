@@ -9,8 +9,10 @@ from django.utils.translation import gettext as _
 
 from penstock.registry.models import Task
 from penstock.registry.prompts import PromptError, render_record
-from penstock.serving.bodies import CHAT_COMPLETIONS
-from penstock.serving.lines import BYTE_ORDER_MARK, read_json
+from penstock.serving.blobs import BlobMissing
+from penstock.serving.bodies import CHAT_COMPLETIONS, ENDPOINTS
+from penstock.serving.lines import BYTE_ORDER_MARK, numbered_lines, read_json
+from penstock.serving.models import File
 
 
 def request_lines(lines: Iterable[bytes], *, task: Task) -> Iterator[bytes]:
@@ -26,6 +28,16 @@ def request_lines(lines: Iterable[bytes], *, task: Task) -> Iterator[bytes]:
             yield line.rstrip(b"\r\n") + b"\n"
         else:
             yield _encoded(as_request(record, number, task)) + b"\n"
+
+
+def endpoint_of(file: File) -> str:
+    """What a file's first request names, where that is served; else chat completions, which records are made into."""
+    try:
+        _number, raw = next(numbered_lines(file.sha256))
+        url = read_json(raw.decode())["url"]
+    except (StopIteration, BlobMissing, ValueError, RecursionError, KeyError, TypeError):
+        return CHAT_COMPLETIONS  # intake tells what is wrong with it
+    return url if url in ENDPOINTS else CHAT_COMPLETIONS
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from django.db.models import Count, Max, Min, Q, QuerySet, Sum
 from django.utils import timezone
 
 from penstock.accounts.access import Person, visible_to
-from penstock.serving.models import Batch, EngineHost, EngineRun, File, Request
+from penstock.serving.models import Batch, Embedding, EngineHost, EngineRun, File, Request
 
 RATE_WINDOW = timedelta(seconds=30)
 HOST_SILENT = timedelta(seconds=20)
@@ -63,6 +63,11 @@ def batches_visible_to(user: Person) -> QuerySet[Batch]:
 
 def requests_visible_to(user: Person) -> QuerySet[Request]:
     return visible_to(user, Request.objects.select_related("team", "task", "model_release"))
+
+
+def embedding_of(request: Request) -> Embedding | None:
+    """What a request for embeddings got, without the numbers. For those who may see the request."""
+    return Embedding.objects.filter(request=request).defer("data").first()
 
 
 def engine_hosts() -> QuerySet[EngineHost]:

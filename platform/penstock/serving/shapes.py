@@ -2,15 +2,21 @@
 
 from typing import Any
 
-from penstock.serving.bodies import CHAT_COMPLETIONS
+from penstock.serving.bodies import CHAT_COMPLETIONS, EMBEDDINGS
 from penstock.serving.models import Request
+from penstock.serving.vectors import embedding_body
 
 INTERNAL_ERROR = "server_error"
 INVALID_REQUEST = "invalid_request_error"
 
 
 def completion_body(request: Request) -> dict[str, Any]:
-    """The `chat.completion` (or `text_completion`) object of a request that succeeded; `task` and release loaded."""
+    """The `chat.completion` (or `text_completion`) object of a request that succeeded, or its list of embeddings.
+
+    The release is loaded, and for the last the `embedding`.
+    """
+    if request.endpoint == EMBEDDINGS:
+        return embedding_body(request)
     chat = request.endpoint == CHAT_COMPLETIONS
     prompt_tokens, output_tokens = request.prompt_tokens or 0, request.output_tokens or 0
     return {

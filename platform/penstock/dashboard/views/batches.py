@@ -30,9 +30,8 @@ from penstock.dashboard.paging import page_of
 from penstock.registry.models import Task
 from penstock.registry.selectors import tasks_visible_to
 from penstock.serving.blobs import BlobMissing, open_blob
-from penstock.serving.bodies import CHAT_COMPLETIONS
 from penstock.serving.models import Batch, Request
-from penstock.serving.records import request_lines
+from penstock.serving.records import endpoint_of, request_lines
 from penstock.serving.selectors import (
     Progress,
     batches_visible_to,
@@ -103,7 +102,7 @@ def create(request: HttpRequest) -> HttpResponse:
                     user=user,
                     team=task.team,
                     input_file=file,
-                    endpoint=CHAT_COMPLETIONS,
+                    endpoint=endpoint_of(file),
                     metadata={"description": note} if note else None,
                     task=task,
                 )

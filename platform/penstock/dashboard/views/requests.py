@@ -7,6 +7,7 @@ from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 from django.views.decorators.http import require_POST, require_safe
 
 from governance.ledger import selectors as ledger
@@ -16,7 +17,7 @@ from penstock.dashboard.evidence_check import verify_requests
 from penstock.dashboard.forms.requests import RequestFilter
 from penstock.dashboard.paging import page_of
 from penstock.serving.models import Request
-from penstock.serving.selectors import requests_visible_to
+from penstock.serving.selectors import embedding_of, requests_visible_to
 from penstock.telemetry.models import Usage
 
 
@@ -54,6 +55,7 @@ def detail(request: HttpRequest, request_id: str) -> HttpResponse:
     context = {
         "row": row,
         "turns": turns(row),
+        "embedding": embedding_of(row),
         "sampling": {key: row.body[key] for key in SAMPLING if row.body.get(key) is not None},
         "usage": Usage.objects.filter(request=row).select_related("rate_card").first(),
         "leaf": leaf,
@@ -66,12 +68,18 @@ def detail(request: HttpRequest, request_id: str) -> HttpResponse:
     return render(request, "dashboard/requests/detail.html", context)
 
 
-SAMPLING = ("model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop", "response_format")
+SAMPLING = (
+    "model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop", "response_format",
+    "encoding_format", "dimensions",
+)  # fmt: skip
+SHOWN_INPUTS = 20
 
 
 def turns(row: Request) -> list[tuple[str, str]]:
     """Who said what in the prompt."""
     names = {"system": _("System"), "user": _("User"), "assistant": _("Assistant"), "developer": _("Developer")}
+    if "input" in row.body:
+        return inputs(row.body["input"])
     if "messages" not in row.body:
         return [(_("Prompt"), str(row.body.get("prompt", "")))]
     found = []
@@ -81,6 +89,17 @@ def turns(row: Request) -> list[tuple[str, str]]:
             content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
         found.append((names.get(message.get("role", ""), str(message.get("role", ""))), str(content or "")))
     return found
+
+
+def inputs(given: object) -> list[tuple[str, str]]:
+    """The texts of a request for embeddings, or their token ids."""
+    several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
+    texts = [str(one) for one in given] if several and isinstance(given, list) else [str(given)]
+    shown = [(_("Text %(n)d") % {"n": number}, text) for number, text in enumerate(texts[:SHOWN_INPUTS], start=1)]
+    if len(texts) > SHOWN_INPUTS:
+        more = len(texts) - SHOWN_INPUTS
+        shown.append((_("And more"), ngettext("%(n)d further text", "%(n)d further texts", more) % {"n": more}))
+    return shown
 
 
 @require_POST

@@ -1,7 +1,8 @@
 """The host's inner door: single requests from the web process, on the loopback interface, behind a token.
 
 `POST /generate` takes token ids and answers with a line of JSON a piece of news: `{"event": {…}}` as tokens come, at
-last `{"completion": {…}}` or `{"error": {…}}`. Whoever hangs up cancels. `POST /cancel/{id}` cancels and lets the
+last `{"completion": {…}}` or `{"error": {…}}`. `POST /embed` takes the token ids of texts and answers with one line,
+`{"embedded": {…}}` or `{"error": {…}}`. Whoever hangs up cancels. `POST /cancel/{id}` cancels and lets the
 stream end with what there is. `GET /health` needs no token and tells nothing but that the host is there.
 """
 
@@ -14,8 +15,9 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import anyio
 import uvicorn
 from django.db import close_old_connections
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -28,9 +30,15 @@ from starlette.routing import Route
 from inference.errors import InvalidRequest
 from inference.request import Completion, GenerationRequest, SamplingParams, TokenEvent
 from penstock.registry.models import ModelRelease
+from penstock.serving.hosting.embedding import Texts
+from penstock.serving.hosting.embedding import embed as embed_texts
 from penstock.serving.hosting.engines import EngineUnavailable
 from penstock.serving.hosting.host import EngineHostProcess
+from penstock.serving.results import EMBEDDED, Embedded
 from penstock.settings import secret
+
+if TYPE_CHECKING:
+    from inference.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +63,16 @@ class Order(BaseModel):
         return GenerationRequest(self.request_id, tuple(self.prompt_token_ids), self.sampling, self.priority)
 
 
+class EmbeddingOrder(BaseModel):
+    """What `POST /embed` takes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    request_id: str
+    release_id: int
+    inputs: list[tuple[int, ...]]
+
+
 def make_app(host: EngineHostProcess, token: str) -> Starlette:
     running: dict[str, Callable[[], None]] = {}
 
@@ -71,6 +89,15 @@ def make_app(host: EngineHostProcess, token: str) -> Starlette:
             return _error(503, "stopping", "this engine host is stopping")
         return StreamingResponse(_carry(host, order, generation, running), media_type="application/x-ndjson")
 
+    async def embed(request: HttpRequest) -> Response:
+        try:
+            order = EmbeddingOrder.model_validate_json(await request.body())
+        except ValidationError as error:
+            return _error(400, "invalid_request", str(error))
+        if host.stopping.is_set():
+            return _error(503, "stopping", "this engine host is stopping")
+        return StreamingResponse(_carry_embedding(host, order, running), media_type="application/x-ndjson")
+
     async def cancel(request: HttpRequest) -> Response:
         stop = running.get(request.path_params["request_id"])
         if stop is not None:
@@ -82,6 +109,7 @@ def make_app(host: EngineHostProcess, token: str) -> Starlette:
         routes=[
             Route("/health", health),
             Route("/generate", guarded(generate), methods=["POST"]),
+            Route("/embed", guarded(embed), methods=["POST"]),
             Route("/cancel/{request_id}", guarded(cancel), methods=["POST"]),
         ]
     )
@@ -104,13 +132,9 @@ async def _carry(
     with ExitStack() as stack:
         stack.enter_context(host.live(order.request_id))
         try:
-            using = host.engines.use(await run_in_threadpool(_release, order.release_id))
-            engine = await run_in_threadpool(stack.enter_context, using)
-        except EngineUnavailable as error:
-            yield _line({"error": {"code": "model_unavailable", "message": str(error)}})
-            return
-        except ModelRelease.DoesNotExist:
-            yield _line({"error": {"code": "model_not_found", "message": "there is no such model release"}})
+            engine = await _engine(host, order.release_id, stack)
+        except _NoEngine as refusal:
+            yield _line({"error": refusal.error})
             return
         # On a thread: a constraint that this engine has not seen yet takes a while to be compiled.
         await run_in_threadpool(engine.submit, generation, on_token=tell, on_finish=tell)
@@ -126,6 +150,54 @@ async def _carry(
         finally:
             running.pop(order.request_id, None)
             engine.cancel(order.request_id)
+
+
+async def _carry_embedding(
+    host: EngineHostProcess, order: EmbeddingOrder, running: dict[str, Callable[[], None]]
+) -> AsyncIterator[bytes]:
+    """The one line of an answer. Closing this generator cancels the request."""
+    cancelled = threading.Event()
+    with ExitStack() as stack:
+        stack.enter_context(host.live(order.request_id))
+        try:
+            engine = await _engine(host, order.release_id, stack)
+        except _NoEngine as refusal:
+            yield _line({"error": refusal.error})
+            return
+        texts = [Texts(order.request_id, order.inputs)]
+
+        def run() -> list[Embedded]:
+            (answer,) = embed_texts(engine, texts, stopped=lambda: cancelled.is_set() or host.stopping.is_set())
+            return answer
+
+        running[order.request_id] = cancelled.set
+        computing = asyncio.ensure_future(run_in_threadpool(run))
+        try:
+            (embedded,) = await asyncio.shield(computing)
+            yield _line({"embedded": EMBEDDED.dump_python(embedded, mode="json")})
+        finally:
+            running.pop(order.request_id, None)
+            cancelled.set()
+            # The engine stays in use until its thread has left it, which is a step away.
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([computing])
+
+
+class _NoEngine(Exception):
+    def __init__(self, code: str, message: str) -> None:
+        self.error = {"code": code, "message": message}
+        super().__init__(message)
+
+
+async def _engine(host: EngineHostProcess, release_id: int, stack: ExitStack) -> "Engine":
+    """The release's engine, in use until the stack is closed. Raises _NoEngine."""
+    try:
+        using = host.engines.use(await run_in_threadpool(_release, release_id))
+        return await run_in_threadpool(stack.enter_context, using)
+    except EngineUnavailable as error:
+        raise _NoEngine("model_unavailable", str(error)) from error
+    except ModelRelease.DoesNotExist as error:
+        raise _NoEngine("model_not_found", "there is no such model release") from error
 
 
 def _release(release_id: int) -> ModelRelease:

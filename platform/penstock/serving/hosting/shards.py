@@ -1,8 +1,10 @@
 """Running a shard: its requests go to the engine, its results to the database, a small flush at a time."""
 
+import itertools
 import logging
 import queue
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -16,14 +18,16 @@ from inference.request import Completion, GenerationRequest
 from penstock.config import config
 from penstock.registry.models import LatencyClass, ModelRelease
 from penstock.serving import dispatch, leases
+from penstock.serving.bodies import EMBEDDINGS
 from penstock.serving.completion import LeaseLost, Result, contract_of, record_results, unfinished
+from penstock.serving.hosting.embedding import Texts, embed
 from penstock.serving.hosting.engines import EngineUnavailable
 from penstock.serving.hosting.host import EngineHostProcess
 from penstock.serving.hosting.runs import tie_shard
 from penstock.serving.models import Batch, Request, Shard
-from penstock.serving.prompts import PRIORITIES, bound_sampling_of, prompt_token_ids, tokenizer_of
+from penstock.serving.prompts import PRIORITIES, bound_sampling_of, embedding_inputs, prompt_token_ids, tokenizer_of
 from penstock.serving.rejection import Rejected
-from penstock.serving.results import failed, result_of
+from penstock.serving.results import embedded_result, failed, never_ran, result_of
 
 if TYPE_CHECKING:
     from inference.engine import Engine
@@ -95,8 +99,11 @@ class ShardRun:
             with self.host.engines.use(release) as engine:
                 self._tie(release)
                 try:
-                    self._feed(engine)
-                    self._collect(engine)
+                    if shard.batch.endpoint == EMBEDDINGS:
+                        self._embed(engine)
+                    else:
+                        self._feed(engine)
+                        self._collect(engine)
                 finally:
                     self._cancel(engine)  # whatever ended this run, no request of it stays behind in the engine
         except EngineUnavailable as error:
@@ -117,6 +124,39 @@ class ShardRun:
         run_id = self.host.engines.run_id(release)
         if run_id is not None:
             tie_shard(shard_id=self.claim.shard.pk, fence=self.claim.lease.fence, run_id=run_id)
+
+    def _embed(self, engine: "Engine") -> None:
+        """Requests for embeddings, some at a time; those that are left when the batch ends, end with it."""
+        tokenizer = tokenizer_of(self.claim.shard.batch.model_release)
+        left = {request.pk: request for request in self.claim.requests}
+        texts, refused = [], []
+        for request in self.claim.requests:
+            try:
+                texts.append(Texts(request.pk, embedding_inputs(tokenizer, request.body)))
+            except InferenceError as error:
+                refused.append(failed(request, "invalid_request", str(error), http_status=400))
+        for group in itertools.chain([refused], self._embedded(engine, texts)):
+            if group:
+                self._flush(group)
+            for result in group:
+                del left[result.request_id]
+        if self.ending_as is not None and left:
+            self._flush([never_ran(request, self.ending_as) for request in left.values()])
+
+    def _embedded(self, engine: "Engine", texts: list[Texts]) -> Iterator[list[Result]]:
+        for group in embed(engine, texts, stopped=self._is_over):
+            yield [
+                embedded_result(one, finished_at=timezone.now(), cancelled_as=self.ending_as)
+                for one in group
+                # What this host gives up because it stops is another's to compute.
+                if not one.cancelled or self.ending_as is not None
+            ]
+
+    def _is_over(self) -> bool:
+        if self.host.stopping.is_set():
+            return True
+        self._look_at_batch()
+        return self.ending_as is not None
 
     def _feed(self, engine: "Engine") -> None:
         tokenizer = tokenizer_of(self.claim.shard.batch.model_release)
