@@ -7,7 +7,7 @@
 import json
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import platformdirs
 from pydantic import AliasChoices, BeforeValidator, Field, ValidationError
@@ -75,12 +75,18 @@ class Config(BaseSettings):
         return not self.broker_url
 
     def resolved_database_url(self) -> str:
-        return self.database_url or self._running_services().get("database_url", "")
+        return self.database_url or str(self._running_services().get("database_url", ""))
 
     def resolved_broker_url(self) -> str:
-        return self.broker_url or self._running_services().get("broker_url", "")
+        return self.broker_url or str(self._running_services().get("broker_url", ""))
 
-    def _running_services(self) -> dict[str, str]:
+    @property
+    def running_port(self) -> int | None:
+        """Of the dashboard that `penstock up` has started: another than this terminal's environment may name."""
+        port = self._running_services().get("port")
+        return port if isinstance(port, int) else None
+
+    def _running_services(self) -> dict[str, Any]:
         try:
             return dict(json.loads(self.services_file.read_text()))
         except (FileNotFoundError, json.JSONDecodeError):

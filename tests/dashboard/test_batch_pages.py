@@ -1,6 +1,7 @@
 """A batch's page: while it runs, after it, what went wrong in it, and its evidence."""
 
 import io
+import re
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -277,3 +278,13 @@ def test_the_exported_bundle_verifies(world: Any, people: Any, as_person: Callab
     assert len(content) == int(answer["Content-Length"])
     names = zipfile.ZipFile(io.BytesIO(content)).namelist()
     assert any(name.endswith("requests.csv") for name in names)
+
+
+def test_the_terminal_tells_a_batchs_figures_with_names_and_units(world: Any) -> None:
+    from penstock.operations.batch_run import summary_rows
+
+    told = {str(what): value for what, value in summary_rows(world.done)}
+    assert told["Status"] == "Completed"
+    assert told["Requests"] == f"{world.done.requests.count():,}"
+    assert str(told["Throughput"]).endswith(" tok/s")
+    assert re.fullmatch(r"[\d.,]+ [A-Z]{3}", str(told["Per 1,000 output tokens"])), "no more digits than a person reads"

@@ -91,9 +91,20 @@ def test_a_batchs_page_sets_what_was_predicted_beside_what_came(
     page = text_of(as_person(people.operator).get(f"/batches/{world.done.pk}/"))
     assert "2 layers stay in memory, the others are read from disk in each step." in page
     assert "The cache of 1 layer lies on disk." in page
-    assert re.search(r"Output, while decoding 100 tok/s 80\.0 tok/s 80%", page)
+    assert re.search(r"Output, while decoding 100 80\.0 80%", page)
     assert "The disk: the engine waited for weights" in page
     assert "9.00 GB" in page and "60%" in page
+    assert "Predicted for prompts of 64 tokens and answers of 16, 8 sequences at a time" in page
+
+
+def test_a_model_that_fits_whole_shows_no_prediction_that_nobody_made(
+    run: EngineRun, world: Any, people: Any, as_person: Callable[[Any], Any]
+) -> None:
+    EngineRun.objects.update(plan=None)
+    page = text_of(as_person(people.operator).get(f"/batches/{world.done.pk}/"))
+    assert "It fits whole, so no plan was made and nothing was predicted." in page
+    assert "Predicted by the plan" not in page
+    assert re.search(r"Tokens a second Measured so far Prompts 420 Output, while decoding 80\.0", page)
 
 
 def test_the_hosts_page_shows_the_machine_and_its_engines_in_both_languages(
@@ -101,7 +112,7 @@ def test_the_hosts_page_shows_the_machine_and_its_engines_in_both_languages(
 ) -> None:
     client = as_person(people.auditor)
     page = text_of(client.get("/hosts/night-host/"))
-    assert "A processor" in page and "24.0 GB" in page and "45.0 tok/s" in page
+    assert "A processor" in page and "24.0 GB" in page and "45.0" in page
     client.post("/language/", {"language": "zh-hant"})
     assert "2 層留在記憶體中" in text_of(client.get("/hosts/night-host/"))
     assert client.get("/hosts/no-such-host/").status_code == 404

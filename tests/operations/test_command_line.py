@@ -85,6 +85,25 @@ def test_doctor_tells_of_the_compiler_the_budget_and_the_layers_folder(tmp_path:
     assert layers["ok"] and layers["found"].startswith(str(images))
 
 
+def test_doctor_looks_where_the_running_dashboard_is_whatever_this_terminals_port(tmp_path: Path) -> None:
+    from penstock.config import Config
+
+    services = Config(home=tmp_path).services_file
+    services.parent.mkdir()
+    services.write_text(json.dumps({"database_url": "", "broker_url": "", "port": 1, "pid": 1}))
+    done = penstock("doctor", "--json", home=tmp_path, PENSTOCK_PORT="8000")
+    (found,) = (finding["found"] for finding in json.loads(done.stdout) if finding["what"] == "dashboard")
+    assert found == "nothing answers at 127.0.0.1:1"
+
+
+def test_a_table_read_by_a_program_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    from penstock.commands.base import table
+
+    table(["name", "digest"], [["a-release-with-a-long-name" * 5, "03771d41dba1e11a" * 8]])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["a-release-with-a-long-name" * 5, "03771d41dba1e11a" * 8]
+
+
 def test_doctor_speaks_the_terminals_language(tmp_path: Path) -> None:
     done = penstock("doctor", "--help", home=tmp_path, PENSTOCK_LANGUAGE="zh-hant")
     assert "缺少" in done.stdout, done.stderr

@@ -1,6 +1,7 @@
 """What the commands share: options, the connection to the installation, and how things are printed."""
 
 import json
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import NoReturn, ParamSpec
@@ -45,11 +46,17 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
-def table(columns: list[str], rows: list[list[object]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+# Of a line that no terminal shows: nothing is cut from what another program reads.
+UNBOUNDED_COLUMNS = 10_000
 
-    drawn = Table(*columns, box=None, pad_edge=False, header_style="bold")
+
+def table(columns: list[str], rows: list[list[object]]) -> None:
+    """The first column names the rows, and is never cut: names are what the next command is given."""
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    name, *others = columns
+    drawn = Table(Column(name, no_wrap=True, overflow="fold"), *others, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         drawn.add_row(*["–" if cell is None else str(cell) for cell in row])
-    Console(highlight=False).print(drawn)
+    Console(highlight=False, width=None if sys.stdout.isatty() else UNBOUNDED_COLUMNS).print(drawn)

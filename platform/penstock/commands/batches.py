@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 from django.utils.translation import gettext as _
 
-from penstock.commands.base import as_option, json_option, print_json, with_database
+from penstock.commands.base import as_option, json_option, print_json, table, with_database
 
 
 @click.group(help=_("Batches: many requests with one deadline."))
@@ -35,7 +35,7 @@ def batch() -> None:
 @with_database
 def batch_run(file: Path, task_name: str, output: Path | None, detach: bool, username: str, as_json: bool) -> None:
     from penstock.operations.acting import person
-    from penstock.operations.batch_run import follow, submit, summary, write_results
+    from penstock.operations.batch_run import follow, submit, summary, summary_rows, write_results
 
     submitted = submit(user=person(username), file=file, task_name=task_name)
     if detach:
@@ -46,8 +46,7 @@ def batch_run(file: Path, task_name: str, output: Path | None, detach: bool, use
     if as_json:
         print_json(summary(finished) | {"files": [str(path) for path in written]})
     else:
-        for what, value in summary(finished).items():
-            click.echo(f"{what}: {value}")
+        table([_("figure"), _("value")], summary_rows(finished))
         for path in written:
             click.echo(_("Written: %s") % path)
     sys.exit(0 if finished.status == finished.Status.COMPLETED else 1)

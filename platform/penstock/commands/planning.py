@@ -1,5 +1,6 @@
 """`penstock hardware` and `penstock plan`: the engine's own commands, with releases known by name."""
 
+import logging
 import sys
 from pathlib import Path
 
@@ -60,4 +61,6 @@ def _store_of(name: str) -> str | None:
 def _engine(*arguments: str) -> int:
     from inference.__main__ import main
 
+    # The command itself says what it does; its log is for a worker's file.
+    logging.getLogger("inference").setLevel(logging.WARNING)
     return main(list(arguments))

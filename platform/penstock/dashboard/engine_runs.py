@@ -1,11 +1,12 @@
 """Engine runs as a page shows them: where the model lay, what was predicted, what came, and what bound it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from django.utils.functional import Promise
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext
 
 from penstock.serving.models import EngineRun
 
@@ -36,6 +37,10 @@ class ShownRun:
     run: EngineRun
     placement: str
     rates: tuple[Compared, ...]
+    is_predicted: bool
+    """A model that fits whole is loaded without a plan, and nothing is predicted then."""
+    predicted_for: str
+    """The work that the prediction is of: what came may have been other work."""
     bound_by: str | Promise
     streamed_share: float | None
     """Of the time of its steps, that the engine waited for the disk."""
@@ -54,13 +59,33 @@ def shown(run: EngineRun) -> ShownRun:
     )
     busy = measured.get("busy_seconds")
     waited = measured["waited_seconds"] / busy if busy and measured.get("streamed_bytes") else None
-    return ShownRun(run, placement(run), rates, BOUND_BY.get(measured.get("bound_by", ""), ""), waited)
+    return ShownRun(
+        run=run,
+        placement=placement(run),
+        rates=rates,
+        is_predicted=bool(predicted),
+        predicted_for=predicted_for(run.plan or {}) if predicted else "",
+        bound_by=BOUND_BY.get(measured.get("bound_by", ""), ""),
+        streamed_share=waited,
+    )
+
+
+def predicted_for(plan: Mapping[str, Any]) -> str:
+    """The workload of a plan, in words; "" where it was made for none."""
+    workload = plan.get("workload")
+    if not workload:
+        return ""
+    return gettext("prompts of %(prompt)s tokens and answers of %(new)s, %(batch)s sequences at a time") % {
+        "prompt": f"{workload['prompt']['mean']:,.0f}",
+        "new": f"{workload['new']['mean']:,.0f}",
+        "batch": f"{plan['max_batch']:,}",
+    }
 
 
 def placement(run: EngineRun) -> str:
     """Where the model's parts lie, in a sentence."""
     if not run.plan or not run.plan["placement"]["ring"]:
-        return str(_("All weights in memory."))
+        return gettext("All weights in memory.")
     pinned, spilled = len(run.plan["placement"]["pinned"]), len(run.plan["placement"]["spilled"])
     text = ngettext(
         "%(n)d layer stays in memory, the others are read from disk in each step.",

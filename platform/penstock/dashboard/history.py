@@ -122,4 +122,6 @@ def detail(payload: dict[str, Any]) -> str:
         parts.append(str(_("version %(n)s") % {"n": payload["version"]}))
     if payload.get("role"):
         parts.append(f"{payload['role']} · {payload.get('team', '')}")
+    if "streams" in payload:
+        parts.append(str(_("layers read from disk") if payload["streams"] else _("whole in memory")))
     return "; ".join(parts)

@@ -1,12 +1,14 @@
 """`penstock batch run`: submits a file, follows it, writes what came out."""
 
 import time
+from decimal import Decimal
 from pathlib import Path
 
 from django.db import transaction
 from django.utils.translation import gettext as _
 
 from penstock.accounts.models import User
+from penstock.dashboard.templatetags.figures import significant
 from penstock.registry.selectors import tasks_visible_to
 from penstock.serving.blobs import open_blob
 from penstock.serving.models import Batch, File
@@ -117,3 +119,34 @@ def summary(batch: Batch) -> dict[str, object]:
         "energy_source",
     )
     return {"id": batch.id, "status": batch.status} | {name: figures[name] for name in chosen}
+
+
+def summary_rows(batch: Batch) -> list[list[object]]:
+    """What `summary` holds, for a person: each figure with its name and unit, None where there is none."""
+    figures = summarize(batch.requests.all())
+    errors = ", ".join(f"{code or '–'} × {count}" for code, count in figures.errors_by_code.items())
+    costs = "; ".join(f"{money(sum_.amount)} {sum_.currency}" for sum_ in figures.costs)
+    per_1k = figures.cost_per_1k_output_tokens
+    rows: list[list[object]] = [
+        [_("Batch"), batch.id],
+        [_("Status"), batch.get_status_display()],
+        [_("Requests"), f"{figures.requests:,}"],
+        [_("Succeeded"), f"{figures.succeeded:,}"],
+        [_("Errors"), errors or 0],
+        [_("Output tokens"), None if figures.output_tokens is None else f"{figures.output_tokens:,}"],
+        [_("Throughput"), with_unit(figures.output_tokens_per_second, _("tok/s"))],
+        [_("Throughput with prompt tokens"), with_unit(figures.total_tokens_per_second, _("tok/s"))],
+        [_("Time to first token, p95"), with_unit(figures.ttft_p95_seconds, "s")],
+        [_("Cost"), costs or None],
+        [_("Per 1,000 output tokens"), None if per_1k is None else f"{money(per_1k)} {figures.currency}"],
+        [_("Energy"), with_unit(figures.energy_kwh, "kWh")],
+    ]
+    return rows
+
+
+def with_unit(value: int | float | Decimal | None, unit: str) -> str | None:
+    return None if value is None else f"{significant(value)} {unit}"
+
+
+def money(amount: Decimal) -> str:
+    return f"{amount:,.2f}" if abs(amount) >= 1 or amount == 0 else significant(amount)

@@ -173,11 +173,12 @@ def broker(settings: Config) -> Iterator[Finding]:
 
 
 def port(settings: Config) -> Iterator[Finding]:
-    running = settings.services_file.exists()
+    running = settings.running_port
+    number = running or settings.port
     with socket.socket() as probe:
         probe.settimeout(2)
-        taken = probe.connect_ex((settings.host, settings.port)) == 0
-    where = f"{settings.host}:{settings.port}"
+        taken = probe.connect_ex((settings.host, number)) == 0
+    where = f"{settings.host}:{number}"
     if running:
         found = _("%s answers") % where if taken else _("nothing answers at %s") % where
         yield Finding(_("dashboard"), taken, found, _("See logs/web.log in PENSTOCK_HOME."))
