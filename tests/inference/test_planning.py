@@ -320,9 +320,11 @@ def test_a_planned_engine_runs_as_many_sequences_at_once_as_were_planned(quick: 
             workload=Workload.uniform(6, prompt, new),
             memory_bytes=10**9,
             threads=1,
+            max_batch=6,
+            token_budget=1024,
             images=quick / "images",
         )
-        assert plan.max_batch == 6 and plan.cache_pages == 6 * pages_for(prompt + new)
+        assert plan.cache_pages == 6 * pages_for(prompt + new)
         engine = Engine.load(tiny_store, threads=1, plan=plan)
         prompts = [[(7 * row + 3 * at) % 400 + 5 for at in range(prompt)] for row in range(6)]
         engine.generate(prompts, SamplingParams(max_tokens=new, ignore_eos=True))
