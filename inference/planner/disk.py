@@ -24,7 +24,7 @@ from inference.kernels.native.build import processor_marks
 from inference.memory.direct import CHUNK_BYTES, Buffer, DirectFile
 from inference.planner.measured import measured_place, sampled
 
-FORMAT = 4
+FORMAT = 5
 READERS = 4
 RING = 3  # buffers that they fill
 FILE_BYTES = 512 * 2**20
@@ -60,11 +60,12 @@ def disk_rate(folder: Path, *, again: bool = False, readers: int = READERS) -> D
         "disks", [FORMAT, os.stat(folder).st_dev, processor_marks(), psutil.boot_time() // 60, readers, CHUNK_BYTES]
     )
 
-    def measure() -> dict[str, Any]:
+    def measure() -> tuple[dict[str, Any], bool]:
         with TrialFile(folder) as trial:
             rate = trial.read_for(LEAST_SECONDS, readers)
             measured_at = datetime.now(UTC).isoformat(timespec="seconds")
-            return asdict(DiskRate(rate, trial.write_bytes_per_s, readers, CHUNK_BYTES, trial.direct, measured_at))
+            found = DiskRate(rate, trial.write_bytes_per_s, readers, CHUNK_BYTES, trial.direct, measured_at)
+            return asdict(found), True
 
     return DiskRate(**sampled(place, measure, again=again))
 

@@ -7,6 +7,7 @@ as it mostly is, neither its best moment nor its worst.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import shutil
 import statistics
@@ -33,11 +34,14 @@ from inference.model.batch import StepBatch, build_batch
 from inference.model.decoder import Decoder
 from inference.model.layers import DecoderLayer, LayerReader, unit_name
 from inference.model.residency import WeightsInMemory
+from inference.parallelism import CONTENDED_SHARE
 from inference.planner.disk import READERS, RING
 from inference.planner.measured import measured_place, sampled
 from inference.scheduler import Slice
 
-FORMAT = 6
+logger = logging.getLogger(__name__)
+
+FORMAT = 7
 ROWS = (1, 4, 16, 32, 64, 128, 256, 512)
 # Some that wait for the disk on most hosts, and some that do not.
 STREAMED_ROWS = (8, 64, 128, 512)
@@ -118,10 +122,13 @@ def layer_rates(
     def measured(kind: str, further: list[object], measure: Callable[[_Trial], dict[str, Any]]) -> dict[str, Any]:
         place = measured_place(kind, [*marks, *further])
 
-        def now() -> dict[str, Any]:
+        def now() -> tuple[dict[str, Any], bool]:
             if not trial:
                 trial.append(_Trial(parts, index))
-            return measure(trial[0])
+            found = measure(trial[0])
+            if not (sound := trial[0].share_of_processor() >= CONTENDED_SHARE):
+                logger.warning("others take the processor: a plan made now promises too little")
+            return found, sound
 
         return sampled(place, now, again=again)
 
@@ -217,8 +224,22 @@ class _Trial:
         )
         self._norm = torch.ones(self._config.hidden_size)
         self._noise = _Noise(self._config.hidden_size)
+        self._wall = self._processor = 0.0
         weights = WeightsInMemory(self._layers, None)
         self._decoder = Decoder(self._config, self._noise, weights, self._norm, parts.kernels)
+
+    def _seconds(self, batch: StepBatch, cache: KeyValueCache) -> float:
+        """Of a layer, in memory."""
+        started, processor_started = time.perf_counter(), time.thread_time()
+        self._decoder.states(batch, cache)
+        seconds = time.perf_counter() - started
+        self._wall += seconds
+        self._processor += time.thread_time() - processor_started
+        return seconds / len(self._layers)
+
+    def share_of_processor(self) -> float:
+        """Of the time of steps in memory so far, that which this thread was given."""
+        return self._processor / self._wall
 
     def _cache(self, pages: int, kind: CacheKind) -> KeyValueCache:
         cache = KeyValueCache(self._config, pages, kind)
@@ -244,7 +265,7 @@ class _Trial:
                     making[rows].append(_seconds(partial(_decoding, rows, 1)))
                     picking[rows].append(_seconds(partial(head, rows)))
                 for rows, batch in batches.items():
-                    alone[rows].append(_seconds(partial(self._decoder.states, batch, cache)) / copies)
+                    alone[rows].append(self._seconds(batch, cache))
                 for rows in STREAMED_ROWS:
                     decoder.states(batches[rows], cache)  # the ring is as full after as before a step like it
                     before = weights.stream_stats()
@@ -294,8 +315,7 @@ class _Trial:
         more: list[list[float]] = [[], []]
         for _ in _rounds():
             for found, (long, short) in zip(more, pairs, strict=True):
-                seconds = [_seconds(partial(self._decoder.states, batch, cache)) for batch in (long, short)]
-                found.append((seconds[0] - seconds[1]) / len(self._layers))
+                found.append(self._seconds(long, cache) - self._seconds(short, cache))
         decoding, prompt = (max(0.0, _median(found)) for found in more)
         return {
             "decode_token": decoding / (CONTEXT_ROWS * CONTEXT),

@@ -83,13 +83,20 @@ def test_rates_are_the_mean_of_samples_that_are_not_too_old(quick: Path, monkeyp
         {"seconds": [5.0, 7.0], "rows": [1, 8], "rate": 6.0, "at": "three"},
     ]
     coming = iter(measured)
+    sound = [True]
 
     def found(after: float, *, again: bool = False) -> dict[str, object]:
         clock[0] += after
-        return sampled(place, lambda: next(coming), again=again)
+        return sampled(place, lambda: (next(coming), sound[0]), again=again)
 
     assert found(0) == found(measured_module.FRESH_SECONDS) == measured[0]
     assert found(1) == {"seconds": [2.0, 4.0], "rows": [1, 8], "rate": 4.0, "at": "two"}
     assert found(measured_module.SAMPLES_SECONDS) == {"seconds": [4.0, 6.5], "rows": [1, 8], "rate": 5.0, "at": "three"}
+    # What is measured while others compute counts only where there is nothing else.
     coming = iter(measured)
+    sound[0] = False
     assert found(0, again=True) == measured[0]
+    sound[0] = True
+    assert found(measured_module.FRESH_SECONDS + 1) == measured[1]
+    sound[0] = False
+    assert found(measured_module.FRESH_SECONDS + 1) == measured[1]
