@@ -13,10 +13,13 @@ import platformdirs
 import torch
 
 from inference.cache.pages import PagePool, pages_for
-from inference.cache.spilled import SpilledCache
+from inference.cache.spilled import READERS, SpilledCache
+from inference.device.loading import OnDevice, load_on_device, planned_on_device
+from inference.device.memory import chosen_device
 from inference.errors import MemoryBudgetError, SettingError, StoreError
+from inference.fitting import CacheChoice, cache_kind, cache_pages, fitting_pages, workspace_bytes
 from inference.foreign_loading import fitting_placement
-from inference.kernels.base import CacheKind, Compute, Kernels, KeyValueCache, page_head_bytes
+from inference.kernels.base import CacheKind, Compute, Kernels, KeyValueCache
 from inference.kernels.native import KernelsUnavailable, NativeKernels
 from inference.kernels.reference import ReferenceKernels
 from inference.memory.allocation import keep_freed_memory
@@ -33,7 +36,6 @@ from inference.planner.plan import Plan
 from inference.planner.planning import make_plan
 from inference.planner.sizes import ModelSizes
 from inference.planner.workload import Workload
-from inference.scheduler import CHUNK_TOKENS
 from inference.tokenizer import Tokenizer
 from inference.weights.importer import import_model
 from inference.weights.manifest import FORMAT_VERSION, MANIFEST_NAME, StoreManifest
@@ -43,7 +45,6 @@ from inference.weights.tokenizer_files import TOKENIZER_NAME
 logger = logging.getLogger(__name__)
 
 ComputeChoice = Literal["auto", "fp32", "bf16", "int8"]
-CacheChoice = Literal["auto", "fp32", "bf16", "int8", "int4"]
 _USUAL_PROMPT_TOKENS, _USUAL_NEW_TOKENS = 256, 128
 # A cache of fewer tokens is of so little use that a part of the weights had better be streamed.
 _LEAST_CACHE_TOKENS = 192
@@ -103,17 +104,28 @@ def load_model(
     memory_bytes: int | None,
     plan: Plan | None = None,
     images: Path | None = None,
+    device: str = "cpu",
+    device_bytes: int | None = None,
 ) -> LoadedModel:
     """A model and its cache: in memory where both fit, else as a plan puts them, which is made now unless given.
 
     plan: decides about compute, cache and all sizes, whatever is given besides. Without one, what does not fit is
     planned for as many rows as max_batch says; the host is measured first where that has not been done.
     images: the folder of layer images and of a spilled cache, by default as `images_folder` says.
+    device: "auto", "cpu", "cuda" or "cuda:N"; on CUDA, device_bytes of its memory are used, by default most of what is
+    free. A model that only transformers' own code runs stays on the processor.
     Raises SettingError, ModelFormatError, StoreError, QuantizationError, MemoryBudgetError.
     """
     if compute not in ("auto", *_WEIGHT_BYTES):
         raise SettingError("compute", f"is {compute!r}; auto, {', '.join(_WEIGHT_BYTES)} are known")
-    for setting, value in (("max_batch", max_batch), ("token_budget", token_budget), ("memory_bytes", memory_bytes)):
+    target = chosen_device(device) if plan is None else None
+    numbers = {
+        "max_batch": max_batch,
+        "token_budget": token_budget,
+        "memory_bytes": memory_bytes,
+        "device_bytes": device_bytes,
+    }
+    for setting, value in numbers.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise SettingError(setting, f"must be a whole number of at least 1, not {value!r}")
     keep_freed_memory()
@@ -122,6 +134,20 @@ def load_model(
     if plan is not None:
         return _as_given(store, manifest, plan, images)
     config = manifest.config
+    if target is not None and not config.is_foreign:
+        loaded = load_on_device(
+            store,
+            config,
+            target,
+            compute=compute,
+            cache=cache,
+            max_batch=max_batch,
+            token_budget=token_budget,
+            memory_bytes=memory_bytes,
+            device_bytes=device_bytes,
+            images=images,
+        )
+        return _from_device(store, manifest, loaded)
     budget = default_budget_bytes() if memory_bytes is None else memory_bytes
     chosen: Compute = fastest_compute() if compute == "auto" else compute
     tokenizer = Tokenizer.load(store) if TOKENIZER_NAME in manifest.tokenizer_files else None
@@ -189,6 +215,8 @@ def _as_given(store: Path, manifest: StoreManifest, plan: Plan, images: Path | N
 
 def _planned(store: Path, manifest: StoreManifest, plan: Plan, images: Path | None) -> LoadedModel:
     config = manifest.config
+    if plan.placement.device is not None:
+        return _from_device(store, manifest, planned_on_device(store, config, plan, images))
     tokenizer = Tokenizer.load(store) if TOKENIZER_NAME in manifest.tokenizer_files else None
     if config.is_foreign:
         foreign = ForeignDecoder.open(store, config, plan.compute, plan.placement, images)
@@ -202,6 +230,13 @@ def _planned(store: Path, manifest: StoreManifest, plan: Plan, images: Path | No
     return LoadedModel(manifest, decoder, tokenizer, pages, pool, plan.compute, plan)
 
 
+def _from_device(store: Path, manifest: StoreManifest, loaded: OnDevice) -> LoadedModel:
+    tokenizer = Tokenizer.load(store) if TOKENIZER_NAME in manifest.tokenizer_files else None
+    cache, decoder = loaded.cache, loaded.decoder
+    pool = PagePool(loaded.pages, cache.clear, cache.copy)
+    return LoadedModel(manifest, decoder, tokenizer, cache, pool, decoder.kernels.compute, loaded.plan)
+
+
 def _foreign(
     manifest: StoreManifest, decoder: ForeignDecoder, tokenizer: Tokenizer | None, total: int, compute: Compute
 ) -> LoadedModel:
@@ -213,8 +248,9 @@ def _planned_cache(config: DecoderConfig, plan: Plan, kind: CacheKind, images: P
     placement = plan.placement
     if not placement.spilled:
         return KeyValueCache(config, plan.cache_pages, kind)
+    readers = placement.readers or READERS
     # What is streamed lies on the same disk: the plan has measured that one.
-    return SpilledCache(config, plan.cache_pages, kind, placement.spilled, images_folder(images))
+    return SpilledCache(config, plan.cache_pages, kind, placement.spilled, images_folder(images), readers=readers)
 
 
 def choose_kernels(config: DecoderConfig, compute: Compute) -> Kernels:
@@ -225,40 +261,3 @@ def choose_kernels(config: DecoderConfig, compute: Compute) -> Kernels:
         except KernelsUnavailable as error:
             logger.warning("no compiled kernels, PyTorch's are used and are slower: %s", error)
     return ReferenceKernels(config, compute)
-
-
-def cache_kind(choice: CacheChoice, kernels: Kernels) -> CacheKind:
-    """The cache asked for, or the kernels' own choice; SettingError where they cannot read it."""
-    if choice == "auto":
-        return kernels.cache_kinds[0]
-    if choice not in kernels.cache_kinds:
-        raise SettingError("cache", f"is {choice!r}; the {kernels.name} kernels read {', '.join(kernels.cache_kinds)}")
-    return choice
-
-
-def workspace_bytes(config: DecoderConfig, max_batch: int, token_budget: int) -> int:
-    """An upper bound of the activations of one step: float32 rows, several at a time, and the logits twice."""
-    rows = max(token_budget, max_batch) + CHUNK_TOKENS
-    widest = 2 * config.widest + 4 * config.hidden_size + config.query_size + 2 * config.kv_size
-    return rows * widest * 4 * 2 + max_batch * config.vocab_size * 4 * 2
-
-
-def cache_pages(config: DecoderConfig, kind: CacheKind, free_bytes: int, max_batch: int, token_budget: int) -> int:
-    """`fitting_pages` of this model's cache of that kind."""
-    page_bytes = config.layers * config.kv_heads * page_head_bytes(kind, config.head_dim)
-    return fitting_pages(config, page_bytes, free_bytes, max_batch, token_budget)
-
-
-def fitting_pages(config: DecoderConfig, page_bytes: int, free_bytes: int, max_batch: int, token_budget: int) -> int:
-    """Pages that fit into the free bytes; never more than max_batch sequences of full length can use.
-
-    MemoryBudgetError where not one does.
-    """
-    workspace = workspace_bytes(config, max_batch, token_budget)
-    fitting = (free_bytes - workspace) // page_bytes
-    if fitting < 1:
-        raise MemoryBudgetError(
-            f"the budget leaves no room for a cache: {max(0, free_bytes)} bytes are left beside the weights, for "
-            f"{workspace} bytes of workspace and pages of {page_bytes}; allow more, or a smaller max_batch"
-        )
-    return int(min(fitting, max_batch * pages_for(config.max_context)))

@@ -40,7 +40,8 @@ def add_plan(command: argparse.ArgumentParser) -> None:
 def run_plan(options: argparse.Namespace) -> int:
     import torch
 
-    from inference.loading import cache_kind, choose_kernels, store_at
+    from inference.fitting import cache_kind
+    from inference.loading import choose_kernels, store_at
     from inference.memory.budget import default_budget_bytes, parse_size, process_bytes
     from inference.model.layers import LayerReader
     from inference.model.linear import fastest_compute

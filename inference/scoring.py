@@ -11,9 +11,10 @@ import torch
 
 from inference.cache.pages import PAGE_TOKENS, pages_for
 from inference.errors import CalibrationError, InvalidRequest
+from inference.fitting import CacheChoice
 from inference.group import lone_sequence
 from inference.kernels.base import Compute
-from inference.loading import CacheChoice, ComputeChoice, LoadedModel, load_model
+from inference.loading import ComputeChoice, LoadedModel, load_model
 from inference.model.batch import build_batch
 from inference.model.decoder import Decoder
 from inference.model.feed_forward import Wrap

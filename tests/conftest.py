@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+NO_GPU = "PyTorch finds no CUDA device here"
 STARTER_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -14,6 +16,25 @@ def pytest_configure() -> None:
     from django.conf import settings
 
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What needs a GPU is skipped where there is none, and `pytest_terminal_summary` says so."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip(NO_GPU)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if NO_GPU in str(report.longrepr)]
+    if skipped:
+        terminalreporter.section("NOT TESTED ON A GPU", sep="!", red=True, bold=True)
+        terminalreporter.line(
+            f"{len(skipped)} tests of the CUDA path were skipped: {NO_GPU}. The same code has been tested on the "
+            "processor; run them on a machine with a GPU: pytest -m gpu"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,9 @@ from inference.bench.tiny import USUAL, HeadShape, write_tiny_model
 from inference.cache.pages import PagePool
 from inference.engine import Engine
 from inference.errors import InferenceError, SettingError
+from inference.fitting import CacheChoice
 from inference.kernels.base import StepPages
-from inference.loading import CacheChoice, ComputeChoice, LoadedModel, load_model
+from inference.loading import ComputeChoice, LoadedModel, load_model
 from inference.model.batch import StepBatch
 from inference.model.decoder import Decoder
 from inference.request import Choice, Completion, GenerationRequest, SamplingParams

@@ -19,9 +19,10 @@ from inference.engine.intake import Intake
 from inference.engine.running import RunningBatch
 from inference.engine.stats import EngineStats
 from inference.errors import SettingError, StoreError
-from inference.loading import CacheChoice, ComputeChoice, LoadedModel, load_model, workspace_bytes
+from inference.fitting import CacheChoice, workspace_bytes
+from inference.loading import ComputeChoice, LoadedModel, load_model
 from inference.parallelism import ThreadGovernor
-from inference.planner.meter import RunReport, StepWork
+from inference.planner.meter import RunReport
 from inference.planner.peaks import HostPeaks, host_peaks
 from inference.planner.plan import Plan
 from inference.planner.work import model_matrices
@@ -82,6 +83,8 @@ class Engine:
         token_budget: int = DEFAULT_TOKEN_BUDGET,
         share_prefixes: bool = True,
         plan: Plan | None = None,
+        device: str = "auto",
+        device_bytes: int | None = None,
     ) -> Engine:
         """Load a weight store, a GGUF file, or a Hugging Face folder (the latter two are imported into a cache first).
 
@@ -89,7 +92,8 @@ class Engine:
         activations together; 60 % of what is available by default. token_budget: rows a step. share_prefixes: compute
         what prompts have in common at their beginnings only once; results are the same either way. plan: where the
         model's parts lie; it decides about all but threads and share_prefixes. Without one, a model that memory_bytes
-        does not hold is planned for (see `load_model`).
+        does not hold is planned for (see `load_model`). device: "auto" takes CUDA where there is one, "cpu" the
+        processor; "cuda" and "cuda:N" name one. device_bytes: of its memory, by default most of what is free.
         Raises SettingError, ModelFormatError, StoreError, QuantizationError, MemoryBudgetError.
         """
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
@@ -104,6 +108,8 @@ class Engine:
             token_budget=token_budget,
             memory_bytes=memory_bytes,
             plan=plan,
+            device=device,
+            device_bytes=device_bytes,
         )
         if model.plan is not None:
             max_batch, token_budget = model.plan.max_batch, model.plan.token_budget
@@ -273,6 +279,8 @@ class Engine:
 
         measure=False: None instead of measuring. again: measure anew. Steps wait meanwhile.
         """
+        if self._model.decoder.kernels.device.type != "cpu":
+            return None  # the host's peaks say nothing of a device's
         if self._peaks is None or again:
             model, threads = self._model, self._governor.limit
             config, kernels, cache = model.decoder.config, model.decoder.kernels, model.cache.kind
@@ -289,10 +297,6 @@ class Engine:
         """
         accounts, config = self._batch.accounts, self._model.decoder.config
         return accounts.meter.report(accounts.work, self.peaks(measure=False), model_matrices(config), since=since)
-
-    def step_work(self, *, since: int = 0) -> StepWork:
-        """What each of those steps computed and read from disk."""
-        return self._batch.accounts.meter.work(self._batch.accounts.work, since=since)
 
     def operations(self, prompt_tokens: int, output_tokens: int) -> int:
         """Arithmetic operations of one request that is computed from its first token to its last."""

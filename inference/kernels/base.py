@@ -12,6 +12,7 @@ import torch
 from inference.cache.pages import PAGE_TOKENS
 from inference.model.batch import StepBatch
 from inference.model.config import DecoderConfig
+from inference.quant.groupwise import GroupwiseTensor
 from inference.quant.rotated import RotatedTensor
 
 Compute = Literal["fp32", "bf16", "int8"]
@@ -102,10 +103,11 @@ class CacheTraffic(NamedTuple):
 class KeyValueCache:
     """The pages of every layer. Zeroed memory is lent by the operating system only when a page is first written."""
 
-    def __init__(self, config: DecoderConfig, pages: int, kind: CacheKind) -> None:
+    def __init__(self, config: DecoderConfig, pages: int, kind: CacheKind, device: torch.device | None = None) -> None:
+        """device: by default the processor."""
         self.kind = kind
         self.page_bytes = config.layers * config.kv_heads * page_head_bytes(kind, config.head_dim)
-        self.layers = [LayerCache(lazy_pages(config, pages, kind), kind) for _ in range(config.layers)]
+        self.layers = [LayerCache(lazy_pages(config, pages, kind, device), kind) for _ in range(config.layers)]
 
     @property
     def nbytes(self) -> int:
@@ -143,12 +145,14 @@ class KeyValueCache:
             layer.pages[target] = layer.pages[source]
 
 
-def lazy_pages(config: DecoderConfig, pages: int, kind: CacheKind) -> torch.Tensor:
+def lazy_pages(config: DecoderConfig, pages: int, kind: CacheKind, device: torch.device | None = None) -> torch.Tensor:
     """A layer's pages, all zeros.
 
     By NumPy, which asks the system for zeroed memory; torch.zeros would write, and so occupy, all of it.
     """
     nbytes = pages * config.kv_heads * page_head_bytes(kind, config.head_dim)
+    if device is not None and device.type != "cpu":
+        return pages_over(torch.zeros(nbytes, dtype=torch.uint8, device=device), config, pages, kind)
     memory = torch.from_numpy(np.zeros(nbytes, dtype=np.uint8)) if nbytes else torch.empty(0, dtype=torch.uint8)
     return pages_over(memory, config, pages, kind)
 
@@ -209,19 +213,28 @@ class Kernels(Protocol):
 
     name: str
     compute: Compute
+    device: torch.device
+    """Where their tensors lie, a step's batch and the cache among them."""
     rows_at_once: int | None
     """Rows whose activations stay in the caches on the way through a gated network, where a row's bits do not depend on
     how many go together; None: all of them."""
     cache_kinds: tuple[CacheKind, ...]
     """The caches that `attend` reads; the first is the one to use where nobody asks for another."""
 
-    def linear(self, name: str, weight: torch.Tensor | RotatedTensor) -> Linear:
-        """The product with [N, K], float32 or 4-bit, in this arithmetic; QuantizationError, with `name`, on NaN."""
+    def linear(self, name: str, weight: torch.Tensor | RotatedTensor | GroupwiseTensor) -> Linear:
+        """The product with [N, K], float32 or 4-bit, in this arithmetic; QuantizationError, with `name`, on NaN.
+
+        weight: group-wise only where these kernels take it.
+        """
         ...
 
-    def linear_nbytes(self, outputs: int, inputs: int, *, rotated_group: int = 0) -> int:
-        """What such a product will hold in memory. rotated_group: weights that share a factor in the 4-bit form; 0 for
-        any other form."""
+    def takes(self, weight: GroupwiseTensor) -> bool:
+        """Whether such weights are multiplied as they are stored; otherwise they are to be given as float32."""
+        ...
+
+    def linear_nbytes(self, outputs: int, inputs: int, *, rotated_group: int = 0, int4_group: int = 0) -> int:
+        """What such a product will hold in memory. rotated_group, int4_group: weights that share a factor in the 4-bit
+        form, rotated or group-wise; 0 for any other form."""
         ...
 
     def bound(self, form: str, arrays: Mapping[str, torch.Tensor]) -> Linear:

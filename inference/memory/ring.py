@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 import xxhash
 
 from inference.errors import StoreError
@@ -35,6 +36,7 @@ class StreamStats:
     reading_seconds: float = 0.0
     waited_seconds: float = 0.0
     steps: int = 0
+    copied_bytes: int = 0
 
     def since(self, before: StreamStats) -> StreamStats:
         """What has come to it."""
@@ -43,6 +45,7 @@ class StreamStats:
             self.reading_seconds - before.reading_seconds,
             self.waited_seconds - before.waited_seconds,
             self.steps - before.steps,
+            self.copied_bytes - before.copied_bytes,
         )
 
 
@@ -79,18 +82,24 @@ class _UnitFile:
 
 def read_units(image: LayerImage, names: Sequence[str], readers: int) -> dict[str, Views]:
     """Units that stay: read and checked into memory of their own. Raises StoreError."""
+    memories = read_flat(image, names, readers)
+    return {name: image.unit(name).views(memory) for name, memory in memories.items()}
+
+
+def read_flat(image: LayerImage, names: Sequence[str], readers: int) -> dict[str, torch.Tensor]:
+    """The same as bytes: uint8, a unit each."""
     with ThreadPoolExecutor(max(1, readers), thread_name_prefix="inference-loading") as pool:
         return {name: _read_unit(_UnitFile(image, image.unit(name)), pool) for name in names}
 
 
-def _read_unit(file: _UnitFile, pool: ThreadPoolExecutor) -> Views:
+def _read_unit(file: _UnitFile, pool: ThreadPoolExecutor) -> torch.Tensor:
     buffer = Buffer(file.unit.bytes)
     chunks = range(len(file.unit.checksums))
     try:
         list(pool.map(file.read_chunk, chunks, [buffer] * len(chunks)))
     finally:
         file.close()
-    return file.unit.views(buffer.tensor)
+    return buffer.tensor
 
 
 class LayerRing:
@@ -175,6 +184,25 @@ class LayerRing:
     @contextmanager
     def unit(self, name: str) -> Iterator[Views]:
         """The next unit's arrays, until the end of the block. Raises StoreError where it could not be read."""
+        with self._next_unit(name) as (index, at):
+            views = self._views.get((index, at))
+            if views is None:
+                views = self._views[index, at] = self._files[index].unit.views(self._buffers[at].tensor)
+            yield views
+
+    @contextmanager
+    def memory(self, name: str) -> Iterator[torch.Tensor]:
+        """The next unit's bytes, uint8, as `unit`."""
+        with self._next_unit(name) as (_, at):
+            yield self._buffers[at].tensor
+
+    def memories(self) -> list[torch.Tensor]:
+        """All that `memory` may lie in."""
+        return [buffer.tensor for buffer in self._buffers]
+
+    @contextmanager
+    def _next_unit(self, name: str) -> Iterator[tuple[int, int]]:
+        """Which unit that is, and in which buffer it lies."""
         with self._changed:
             position = self._taken
             index = position % len(self._files)
@@ -190,11 +218,7 @@ class LayerRing:
                 raise StoreError(self._failure.file, self._failure.message)
             del self._missing[position]
             self._taken += 1
-        at = position % len(self._buffers)
-        views = self._views.get((index, at))
-        if views is None:
-            views = self._views[index, at] = self._files[index].unit.views(self._buffers[at].tensor)
-        yield views
+        yield index, position % len(self._buffers)
         with self._changed:
             self._released += 1
             self._changed.notify_all()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +25,7 @@ class StepBatch:
     page_table: int32 [S, most pages of any], padded with -1
     logit_rows: int64 [L], the rows whose logits are wanted
     lengths: for each segment (rows, context tokens after the step)
+    host: the same step in the host's memory, where these tensors lie on a device
     """
 
     token_ids: torch.Tensor
@@ -33,6 +36,30 @@ class StepBatch:
     page_table: torch.Tensor
     logit_rows: torch.Tensor
     lengths: tuple[tuple[int, int], ...]
+    host: StepBatch | None = None
+
+    def on(self, device: torch.device) -> StepBatch:
+        """The same step on that device, moved there in one piece; itself where it is there already."""
+        if self.token_ids.device.type == device.type:
+            return self
+        if self.host is not None:
+            return self.host.on(device)
+        tensors = {name: getattr(self, name) for name in _TENSORS}
+        moved: dict[str, Any] = dict(moved_together(tensors, device))
+        return replace(self, host=self, **moved)
+
+
+_TENSORS = ("token_ids", "positions", "rotations", "slots", "segment_starts", "page_table", "logit_rows")
+
+
+def moved_together(tensors: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    """Tensors of whole numbers as int64 on a device, by one copy: many small ones would each cost as much."""
+    packed = torch.cat([tensor.reshape(-1).long() for tensor in tensors.values()])
+    if device.type == "cuda":
+        packed = packed.pin_memory()
+    packed = packed.to(device, non_blocking=True)
+    parts = torch.split(packed, [tensor.numel() for tensor in tensors.values()])
+    return {name: part.view(tensor.shape) for (name, tensor), part in zip(tensors.items(), parts, strict=True)}
 
 
 def build_batch(slices: list[Slice]) -> StepBatch:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from inference.device.memory import finish
+from inference.device.weights import DeviceWeights
 from inference.errors import StatesBroken, StoreError
 from inference.kernels.base import Kernels, KeyValueCache, Likeliest, Part, PickingLinear, Rows, StepPages, joined
 from inference.memory.placement import Placement
@@ -53,14 +55,16 @@ class Decoder:
         weights: Weights
         if placement is None or not placement.streams(parts.config.layers, head=parts.config.has_head):
             weights = WeightsInMemory.read(parts)
+        elif placement.device is not None:
+            weights = DeviceWeights(parts, layer_image(parts, images), placement)
         else:
             weights = StreamedWeights(parts, layer_image(parts, images), placement)
         embedding: TokenEmbedding
         if placement is None or placement.embedding_pinned:
-            embedding = Embedding(reader.tensor(EMBEDDING))
+            embedding = Embedding(reader.tensor(EMBEDDING), kernels.device)
         else:
             embedding = StreamedEmbedding(reader)
-        return cls(parts.config, embedding, weights, torch.from_numpy(reader.float32("final_norm")), kernels)
+        return cls(parts.config, embedding, weights, parts.small("final_norm"), kernels)
 
     @property
     def nbytes(self) -> int:
@@ -111,37 +115,45 @@ class Decoder:
         if self._weights.head is None:
             raise StoreError(self.config.architecture, "has no head: it gives embeddings, and generates no tokens")
         wanted = len(batch.logit_rows) > 0
+        batch = batch.on(self.kernels.device)
         with self._weights.step(head=wanted):
             x = self._sane(batch, self._run(batch, cache, between_layers))
             if not wanted:
+                finish(self.kernels.device)
                 return Rows(torch.empty((0, self.config.vocab_size)), None)
             rows = self.kernels.norm(x[batch.logit_rows], self._final_norm)
             with self._weights.for_head() as head:
                 logits = head(rows)
         if self.config.logit_softcap:
-            return Rows(self.kernels.soft_cap(logits, rows.scales, self.config.logit_softcap), None)
-        return Rows(logits, rows.scales)
+            return Rows(self.kernels.soft_cap(logits, rows.scales, self.config.logit_softcap).cpu(), None)
+        return Rows(logits.cpu(), None if rows.scales is None else rows.scales.cpu())
 
     @property
     def picks(self) -> bool:
         """Whether `likeliest` can be had."""
-        return isinstance(self._weights.head, PickingLinear) and not self.config.logit_softcap
+        picks = isinstance(self._weights.head, PickingLinear) or self.kernels.device.type != "cpu"
+        return picks and not self.config.logit_softcap
 
     def likeliest(
         self, batch: StepBatch, cache: KeyValueCache, between_layers: Callable[[], None] | None = None
     ) -> Likeliest:
         """`forward`, but only the highest logit of each row: the logits themselves are never written to memory."""
+        batch = batch.on(self.kernels.device)
         with self._weights.step(head=True):
             x = self._sane(batch, self._run(batch, cache, between_layers))
             with self._weights.for_head() as head:
-                if not isinstance(head, PickingLinear):
-                    raise StoreError(self.config.architecture, "has a head that gives all logits or none")
-                return head.highest(self.kernels.norm(x[batch.logit_rows], self._final_norm))
+                rows = self.kernels.norm(x[batch.logit_rows], self._final_norm)
+                if isinstance(head, PickingLinear):
+                    return head.highest(rows)
+                # Where the logits lie on a device, they are too many to be brought from there.
+                tops, tokens = head(rows).max(dim=1)
+                return Likeliest(tokens.cpu(), tops.cpu(), None if rows.scales is None else rows.scales.cpu())
 
     def states(self, batch: StepBatch, cache: KeyValueCache) -> torch.Tensor:
         """Compute a step; returns the last layer's states of all rows, normed: float32 [M, H]. For embeddings."""
+        batch = batch.on(self.kernels.device)
         with self._weights.step(head=False):
-            return self.kernels.norm_exact(self._run(batch, cache), self._final_norm)
+            return self.kernels.norm_exact(self._run(batch, cache), self._final_norm).cpu()
 
     def _run(
         self, batch: StepBatch, cache: KeyValueCache, between_layers: Callable[[], None] | None = None

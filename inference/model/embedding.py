@@ -29,8 +29,8 @@ class TokenEmbedding(Protocol):
 class Embedding:
     """A table in memory."""
 
-    def __init__(self, stored: Stored) -> None:
-        """stored: [V, ...]; copied."""
+    def __init__(self, stored: Stored, device: torch.device | None = None) -> None:
+        """stored: [V, ...]; copied, to that device's memory where one is named."""
         if isinstance(stored, RotatedTensor):
             stored = dequantize_rotated(stored)
         self._table: torch.Tensor | None = None
@@ -48,6 +48,9 @@ class Embedding:
         else:
             self._table = torch.from_numpy(stored.copy())
             self.nbytes = self._table.nbytes
+        for name, held in vars(self).items() if device is not None else ():
+            if isinstance(held, torch.Tensor):
+                setattr(self, name, held.to(device))
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [M] -> float32 [M, H]."""
@@ -92,8 +95,8 @@ class StreamedEmbedding:
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [M] -> float32 [M, H]. Raises StoreError."""
-        rows, places = torch.unique(token_ids, return_inverse=True)
-        return Embedding(self._read(rows.tolist()))(places)
+        rows, places = torch.unique(token_ids.cpu(), return_inverse=True)
+        return Embedding(self._read(rows.tolist()))(places).to(token_ids.device)
 
     def _read(self, rows: list[int]) -> Stored:
         if os.fstat(self._handle).st_nlink == 0:

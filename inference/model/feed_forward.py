@@ -157,7 +157,7 @@ class ExpertMixture:
         order = torch.argsort(flat, stable=True)  # by expert, then by row
         sources = order // used
         values, scales = rows.values[sources], None if rows.scales is None else rows.scales[sources]
-        outputs = torch.empty((len(flat), x.shape[1]), dtype=torch.float32)
+        outputs = torch.empty((len(flat), x.shape[1]), dtype=torch.float32, device=x.device)
         start = 0
         for expert, count in zip(self.experts, torch.bincount(flat, minlength=len(self.experts)).tolist(), strict=True):
             if count:
@@ -167,7 +167,7 @@ class ExpertMixture:
                 outputs[start:end] = y if factors is None else y.mul_(factors[:, None])
                 start = end
         place = torch.empty_like(order)
-        place[order] = torch.arange(len(order))
+        place[order] = torch.arange(len(order), device=x.device)
         weighted = outputs[place].reshape(-1, used, x.shape[1]) * shares[:, :, None]
         out = weighted[:, 0].contiguous()
         for index in range(1, used):

@@ -10,6 +10,7 @@ import torch
 from inference.kernels.base import Kernels, Linear
 from inference.model.config import LayerShape
 from inference.model.feed_forward import Affine, ExpertMixture, FeedForward, GatedNetwork, Wrap
+from inference.quant.groupwise import GroupwiseTensor, stacked_groups
 from inference.quant.rotated import ENCODING as ROTATED
 from inference.quant.rotated import RotatedTensor, stacked
 from inference.weights.store import StoreReader
@@ -78,7 +79,11 @@ class LayerReader:
         self.kernels = kernels
 
     def vector(self, name: str) -> torch.Tensor | None:
-        return torch.from_numpy(self.reader.float32(name)) if name in self.reader else None
+        return self.small(name) if name in self.reader else None
+
+    def small(self, name: str) -> torch.Tensor:
+        """A tensor that is never streamed, float32, where the kernels compute."""
+        return torch.from_numpy(self.reader.float32(name)).to(self.kernels.device)
 
     def pieces(self, *names: str, factor: float = 1.0) -> list[Linear]:
         """Matrices stacked by rows and multiplied by the factor, some rows at a time: one product or more."""
@@ -86,6 +91,11 @@ class LayerReader:
         rotated = [tensor for tensor in stored if isinstance(tensor, RotatedTensor)]
         if len(rotated) == len(stored) and (whole := stacked(rotated, factor)) is not None:
             return [self.kernels.linear(names[0], whole)]
+        grouped = [tensor for tensor in stored if isinstance(tensor, GroupwiseTensor)]
+        if len(grouped) == len(stored) and all(map(self.kernels.takes, grouped)):
+            one = stacked_groups(grouped, factor)
+            if one is not None and self.kernels.takes(one):
+                return [self.kernels.linear(names[0], one)]
         made: list[Linear] = []
         waiting: list[torch.Tensor] = []
         columns = self.reader.entry(names[0]).shape[1]
@@ -107,9 +117,15 @@ class LayerReader:
     def nbytes(self, names: Sequence[str]) -> int:
         """Bytes that `linear` of these will hold, told from the manifest."""
         entries = [self.reader.entry(name) for name in names]
-        groups = {entry.group_size if entry.encoding == ROTATED else 0 for entry in entries}
         outputs, inputs = sum(entry.shape[0] for entry in entries), entries[0].shape[1]
-        return self.kernels.linear_nbytes(outputs, inputs, rotated_group=groups.pop() if len(groups) == 1 else 0)
+        kinds = {(entry.encoding, entry.group_size) for entry in entries}
+        encoding, group = kinds.pop() if len(kinds) == 1 else ("", 0)
+        return self.kernels.linear_nbytes(
+            outputs,
+            inputs,
+            rotated_group=group if encoding == ROTATED else 0,
+            int4_group=group if encoding == "int4" else 0,
+        )
 
     def linear(self, *names: str, factor: float = 1.0) -> Linear:
         """`pieces` as one product."""
@@ -156,7 +172,7 @@ class LayerReader:
         if shape.experts is None:
             feed_forward = network("")
         else:
-            router = torch.from_numpy(self.reader.float32(prefix + "router"))
+            router = self.small(prefix + "router")
             experts = tuple(network(f"experts.{expert}.") for expert in range(shape.experts.count))
             feed_forward = ExpertMixture(router, experts, shape.experts)
         return DecoderLayer(

@@ -24,6 +24,7 @@ _LAYING_OUT = (
     "quant/*.py",
     "model/layers.py",
     "model/linear.py",
+    "device/products.py",
     "kernels/native/linear.py",
     "kernels/native/matmul.cpp",
     "kernels/native/*.h",

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from inference.cache.pages import pages_for
@@ -107,19 +106,15 @@ class HostPeaks:
         return self.read[-1].bytes_per_s
 
     def matrix_operations_per_s(self, rows: int, matrices: Iterable[Matrix]) -> float:
-        """Of the model's own matrices together: seconds between those of the measured numbers of rows next to it."""
-        counts = sorted({rate.rows for rate in self.matrix})
-        rates = {(r.inputs, r.outputs, r.rows): r.operations_per_s for r in self.matrix}
-        operations = 0.0
-        seconds = [0.0] * len(counts)
+        """Of the model's own matrices together, at the measured number of rows nearest below (else the least)."""
+        known = sorted({rate.rows for rate in self.matrix})
+        nearest = max((count for count in known if count <= rows), default=known[0])
+        rates = {(r.inputs, r.outputs): r.operations_per_s for r in self.matrix if r.rows == nearest}
+        weights = seconds = 0.0
         for matrix in matrices:
-            one_row = 2.0 * matrix.inputs * matrix.outputs * matrix.times
-            operations += rows * one_row
-            for index, count in enumerate(counts):
-                seconds[index] += count * one_row / rates[matrix.inputs, matrix.outputs, count]
-        if rows >= counts[-1]:
-            return operations / (seconds[-1] * rows / counts[-1])
-        return operations / float(np.interp(rows, counts, seconds))
+            weights += matrix.inputs * matrix.outputs * matrix.times
+            seconds += matrix.inputs * matrix.outputs * matrix.times / rates[matrix.inputs, matrix.outputs]
+        return weights / seconds
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

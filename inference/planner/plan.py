@@ -20,7 +20,7 @@ class Predicted:
 
     seconds: for the whole workload; prefill_seconds and decode_seconds: their parts of it, a step that holds both split
     by rows, as `RunReport` splits them. step_seconds: of a step in which the full batch decodes. peak_memory_bytes: by
-    tier, "host" and "disk". bound_by: "disk", "arithmetic" or "memory": where most of the time goes.
+    tier, "host", "disk", "device". bound_by: where most of the time goes, "disk", "arithmetic", "memory" or "copies".
     """
 
     prefill_tokens_per_s: float
@@ -59,7 +59,9 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """memory_bytes: what the whole process may take. cache_pages: of PAGE_TOKENS tokens, over all layers.
+    """memory_bytes: what the whole process may take; device_bytes: and that of a device's memory, None without one.
+
+    cache_pages: of PAGE_TOKENS tokens, over all layers.
 
     max_batch: sequences at a time. token_budget: rows a step. hardware: the measured figures that it rests on, by name.
     workload, predicted: None where the plan was not made for one.
@@ -76,6 +78,7 @@ class Plan:
     predicted: Predicted | None = None
     hardware: dict[str, float] = field(default_factory=dict)
     neighbours: tuple[Neighbour, ...] = ()
+    device_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """ValueError, naming the field: plans come out of files."""
@@ -86,6 +89,9 @@ class Plan:
             count, most = getattr(self, name), MOST_BYTES if name == "memory_bytes" else MOST_ROWS
             if type(count) is not int or not 1 <= count <= most:
                 raise ValueError(f"{name}: must be a whole number from 1 to {most}, not {count!r}")
+        given = self.device_bytes
+        if given is not None and (type(given) is not int or not 1 <= given <= MOST_BYTES):
+            raise ValueError(f"device_bytes: must be None or a whole number from 1 to {MOST_BYTES}, not {given!r}")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""

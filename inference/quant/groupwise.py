@@ -7,6 +7,7 @@ The scheme is that of FlexGen (arXiv 2303.06865, section 5) with the constant gr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,6 +41,21 @@ class GroupwiseTensor:
     def shape(self) -> tuple[int, int]:
         rows, width = self.values.shape
         return rows, width * 2 if self.scheme == "int4" else width
+
+
+def stacked_groups(tensors: Sequence[GroupwiseTensor], factor: float = 1.0) -> GroupwiseTensor | None:
+    """The matrices one under the other, their weights times the factor; None where their groups differ."""
+    first = tensors[0]
+    kinds = {(one.scheme, one.group_size, one.shape[1], one.minima is None) for one in tensors}
+    if len(kinds) > 1:
+        return None
+    values = np.concatenate([one.values for one in tensors])
+    scales = np.concatenate([one.scales.astype(np.float32) for one in tensors]) * np.float32(factor)
+    minima: Array | None = None
+    if first.minima is not None:
+        lowest = [one.minima.astype(np.float32) for one in tensors if one.minima is not None]
+        minima = np.concatenate(lowest) * np.float32(factor)
+    return GroupwiseTensor(first.scheme, first.group_size, values, scales, minima)
 
 
 def pack_int4(levels: Array) -> Array:

@@ -17,6 +17,7 @@ from inference.model.batch import StepBatch
 from inference.model.config import NO_ROTATION, DecoderConfig
 from inference.model.linear import bound_linear, linear_nbytes, make_linear
 from inference.model.rotary import rotary_tables
+from inference.quant.groupwise import GroupwiseTensor
 from inference.quant.rotated import RotatedTensor
 
 __all__ = ["KernelsUnavailable", "NativeKernels", "compiled_library"]
@@ -35,6 +36,7 @@ class NativeKernels:
         self._library = _bound(compiled_library(config))
         self._config = config
         self.compute = compute
+        self.device = torch.device("cpu")
         packs = bool(self._library.penstock_has_dot_products())
         self._kind = _UINT8 if compute == "int8" and packs else _KINDS[compute]
         self.rows_at_once = 256 if self._kind == _UINT8 else None
@@ -42,14 +44,18 @@ class NativeKernels:
         self._tables = rotary_tables(config)
         self._families = FamilyKernels(self._library, config, self._kind)
 
-    def linear(self, name: str, weight: torch.Tensor | RotatedTensor) -> Linear:
+    def takes(self, weight: GroupwiseTensor) -> bool:
+        return False
+
+    def linear(self, name: str, weight: torch.Tensor | RotatedTensor | GroupwiseTensor) -> Linear:
+        assert not isinstance(weight, GroupwiseTensor), "not taken"
         if self._kind != _UINT8:
             return make_linear(name, weight, self.compute)
         if isinstance(weight, RotatedTensor):
             return NibbleLinear.of(self._library, name, weight)
         return PackedLinear.of(self._library, name, weight)
 
-    def linear_nbytes(self, outputs: int, inputs: int, *, rotated_group: int = 0) -> int:
+    def linear_nbytes(self, outputs: int, inputs: int, *, rotated_group: int = 0, int4_group: int = 0) -> int:
         if self._kind != _UINT8:
             return linear_nbytes(outputs, inputs, self.compute)
         return packed_nbytes(outputs, inputs, rotated_group)
