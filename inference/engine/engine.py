@@ -18,6 +18,7 @@ from inference.engine.admission import Admission
 from inference.engine.intake import Intake
 from inference.engine.running import RunningBatch
 from inference.engine.stats import EngineStats
+from inference.engine.stepping import StepThread
 from inference.errors import SettingError, StoreError
 from inference.fitting import CacheChoice, workspace_bytes
 from inference.loading import ComputeChoice, LoadedModel, load_model
@@ -63,11 +64,10 @@ class Engine:
         scheduler = Scheduler(
             model.pages, max_batch, token_budget, chunk_tokens=chunk_tokens, share_prefixes=share_prefixes
         )
-        self._intake = Intake()  # its lock guards _thread and _stopping too
+        self._intake = Intake()
         self._batch = RunningBatch(model, scheduler, self._intake, self._governor)
         self._admission = Admission(model)
-        self._thread: threading.Thread | None = None
-        self._stopping = False
+        self._thread = StepThread(self._batch, self._intake)
         self._peaks: HostPeaks | None = None
 
     @classmethod
@@ -141,22 +141,11 @@ class Engine:
 
     def start(self) -> None:
         """Step in a background thread whenever there is work."""
-        with self._intake.changed:
-            if self._thread is not None:
-                return
-            self._stopping = False
-            self._thread = threading.Thread(target=self._run, name="inference-engine", daemon=True)
-            self._thread.start()
+        self._thread.start()
 
     def stop(self) -> None:
         """Stop after the step at hand. Every request that has not ended ends as cancelled."""
-        with self._intake.changed:
-            thread, self._thread = self._thread, None
-            self._stopping = True
-            self._intake.changed.notify_all()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-        self._batch.end_all("cancelled")
+        self._thread.stop()
 
     def forget_prefixes(self) -> None:
         """Free the pages kept for prompts that begin alike; those that sequences hold stay."""
@@ -216,8 +205,8 @@ class Engine:
             for index, request in enumerate(requests):
                 self.submit(request, on_finish=receiver(index))
             for _ in requests:
-                while not left.acquire(timeout=0 if self._thread is None else 0.5):
-                    if self._thread is None:
+                while not left.acquire(timeout=0.5 if self._thread.is_running else 0):
+                    if not self._thread.is_running:
                         self.step()
         except BaseException:
             for request in requests:
@@ -306,21 +295,6 @@ class Engine:
     def step(self) -> bool:
         """Compute one step of the running batch in the calling thread; False where there was nothing to do."""
         return self._batch.step()
-
-    def _run(self) -> None:
-        changed = self._intake.changed
-        while True:
-            with changed:
-                while not (self._stopping or self._intake.waiting or self._batch.scheduler.has_work):
-                    changed.wait()
-                if self._stopping:
-                    return
-            try:
-                self.step()
-            except Exception as error:
-                # Not foreseen, and nobody knows whose it was; but those who come later must find an engine that runs.
-                logger.exception("a step failed outside of the model")
-                self._batch.end_all("error", f"the step failed: {type(error).__name__}: {error}")
 
 
 def _contained(callback: Callable[[Value], None]) -> Callable[[Value], None]:
