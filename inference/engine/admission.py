@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Several
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,6 +17,10 @@ from inference.group import RequestGroup, new_group
 from inference.loading import LoadedModel
 from inference.parameters import Constraint
 from inference.request import Completion, GenerationRequest, TokenEvent
+
+logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
 
 
 class Admission:
@@ -48,8 +54,8 @@ class Admission:
             max_tokens,
             self._tokenizer,
             constraint,
-            on_token,
-            on_finish,
+            _contained(on_token) if on_token is not None else None,
+            _contained(on_finish),
             rotation_offset=self._config.rotation_offset(prompt + max_tokens),
             refused=refused,
         )
@@ -85,6 +91,16 @@ class Admission:
                 f"memory holds {self._pages}; ask for fewer tokens or give the engine more memory"
             )
         return None
+
+
+def _contained(callback: Callable[[Value], None]) -> Callable[[Value], None]:
+    def call(value: Value) -> None:
+        try:
+            callback(value)
+        except Exception:
+            logger.exception("a request's callback failed")
+
+    return call
 
 
 def _strange(tokens: Several[object], vocabulary: int) -> int | None:

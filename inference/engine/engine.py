@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 import threading
 import uuid
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Several
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
@@ -31,10 +29,6 @@ from inference.request import Completion, GenerationRequest, InvalidRequest, Sam
 from inference.scheduler import CHUNK_TOKENS, Scheduler
 from inference.tokenizer import Tokenizer
 from inference.weights.manifest import Pooling
-
-logger = logging.getLogger(__name__)
-
-Value = TypeVar("Value")
 
 DEFAULT_MAX_BATCH = 256
 DEFAULT_TOKEN_BUDGET = 512
@@ -165,8 +159,7 @@ class Engine:
         further. A request that cannot run (empty, too long, id in use, a constraint that makes no sense) ends with
         finish_reason "error". All of that is looked at here, in the calling thread; a constraint may take a second.
         """
-        told = _contained(on_token) if on_token is not None else None
-        self._intake.submit(self._admission.group(request, told, _contained(on_finish)))
+        self._intake.submit(self._admission.group(request, on_token, on_finish))
 
     def cancel(self, request_id: str) -> None:
         """End a request before its next step, with what it has so far. Unknown and finished ids are ignored."""
@@ -295,13 +288,3 @@ class Engine:
     def step(self) -> bool:
         """Compute one step of the running batch in the calling thread; False where there was nothing to do."""
         return self._batch.step()
-
-
-def _contained(callback: Callable[[Value], None]) -> Callable[[Value], None]:
-    def call(value: Value) -> None:
-        try:
-            callback(value)
-        except Exception:
-            logger.exception("a request's callback failed")
-
-    return call
