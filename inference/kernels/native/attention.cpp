@@ -4,6 +4,7 @@
 // depend on its tile, because what is masked for it adds exact zeros. Where it holds NaN or infinity it does not, and the
 // tile's rows are computed again by their tokens. Whole-number caches: levels.h.
 
+#include "calls.h"
 #include "levels.h"
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // What some families need beside the usual: norms of what is added, other activations, soft caps, routers of experts.
 
+#include "calls.h"
 #include "vectors.h"
 
 namespace {

@@ -24,7 +24,7 @@ def padded(width: int) -> int:
     return ((width + 63) // 64 | 1) * 64
 
 
-class _Packed:
+class PackedProduct:
     """Whole-number sums, one scale an output channel: the same bits for every M."""
 
     def __init__(
@@ -38,14 +38,14 @@ class _Packed:
     ) -> None:
         """weights: int8 panels, or nibbles and factors, the others None. tiles: of 64 inputs."""
         self._library = library
-        self._weights = weights
-        self._group, self._tiles = group, tiles
-        self._corrections, self._scales = corrections, scales
-        self._outputs = len(scales)
+        self.weights = weights
+        self.group, self.tiles = group, tiles
+        self.corrections, self.scales = corrections, scales
+        self.outputs = len(scales)
         self.nbytes = sum(one.nbytes for one in (*weights, corrections, scales) if one is not None)
 
     def __call__(self, rows: Rows) -> torch.Tensor:
-        y = torch.empty((len(rows.values), self._outputs), dtype=torch.float32)
+        y = torch.empty((len(rows.values), self.outputs), dtype=torch.float32)
         self._multiply(self._library.penstock_matmul, rows, y)
         return y
 
@@ -62,18 +62,18 @@ class _Packed:
             values.data_ptr(),
             stride,
             count,
-            *map(pointer, self._weights),
-            self._group,
-            self._scales.data_ptr(),
-            self._corrections.data_ptr(),
-            self._tiles,
-            self._outputs,
+            *map(pointer, self.weights),
+            self.group,
+            self.scales.data_ptr(),
+            self.corrections.data_ptr(),
+            self.tiles,
+            self.outputs,
             *(result.data_ptr() for result in results),
             threads(),
         )
 
 
-class PackedLinear(_Packed):
+class PackedLinear(PackedProduct):
     """Weights int8, block-rotated."""
 
     form = "packed8"
@@ -100,13 +100,13 @@ class PackedLinear(_Packed):
         return cls(library, panels, corrections, scales)
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        return {"panels": self._panels, "corrections": self._corrections, "scales": self._scales}
+        return {"panels": self._panels, "corrections": self.corrections, "scales": self.scales}
 
     def over(self, arrays: Mapping[str, torch.Tensor]) -> PackedLinear:
         return PackedLinear(self._library, **arrays)
 
 
-class NibbleLinear(_Packed):
+class NibbleLinear(PackedProduct):
     """Weights of 4 bits (`quant.rotated`), expanded to the levels of int8 in the processor's caches."""
 
     form = "packed4"
@@ -149,8 +149,8 @@ class NibbleLinear(_Packed):
         return {
             "nibbles": self._nibbles,
             "factors": self._factors,
-            "corrections": self._corrections,
-            "scales": self._scales,
+            "corrections": self.corrections,
+            "scales": self.scales,
         }
 
     def over(self, arrays: Mapping[str, torch.Tensor]) -> NibbleLinear:

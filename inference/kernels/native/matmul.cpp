@@ -5,6 +5,7 @@
 // is both the layout of an AMX B tile and 16 vectors for VNNI. Rows are padded to a multiple of 64 inputs, where the
 // weights are 0. Rows hold level + 128, which `corrections` (128 times the sum of an output's weights) takes out again.
 
+#include "calls.h"
 #include "nibbles.h"
 #include "tiles.h"
 

@@ -1,5 +1,6 @@
 // From the fused query, key and value product to queries and the cache: norms of heads, rotary embedding.
 
+#include "calls.h"
 #include "cache.h"
 
 namespace {

@@ -1,5 +1,6 @@
 // The row-wise kernels between the matrix products: norms, residuals, activations.
 
+#include "calls.h"
 #include "vectors.h"
 
 extern "C" {
