@@ -7,6 +7,7 @@ one piece.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import random
 import sys
@@ -26,7 +27,7 @@ from inference.cache.pages import PagePool
 from inference.engine import Engine
 from inference.errors import InferenceError, SettingError
 from inference.fitting import CacheChoice
-from inference.kernels.base import StepPages
+from inference.kernels.base import Between, StepPages
 from inference.loading import ComputeChoice, LoadedModel, load_model
 from inference.model.batch import StepBatch
 from inference.model.decoder import Decoder
@@ -72,6 +73,9 @@ class Tally:
     steps_within_steps: int = 0
 
 
+_ALWAYS = ctypes.c_int32(1)
+
+
 class _Interrupted(Decoder):
     """A decoder that lets requests come between two layers of a step."""
 
@@ -79,18 +83,16 @@ class _Interrupted(Decoder):
         vars(self).update(vars(decoder))
         self._interrupt = interrupt
 
-    def _states(
-        self, batch: StepBatch, pages: StepPages, between_layers: Callable[[], None] | None = None
-    ) -> torch.Tensor:
-        if between_layers is None:
+    def _states(self, batch: StepBatch, pages: StepPages, between: Between | None = None) -> torch.Tensor:
+        if between is None:
             return super()._states(batch, pages)
-        rest = between_layers
+        rest = between.call
 
-        def between() -> None:
+        def interrupted() -> None:
             self._interrupt()
             rest()
 
-        return super()._states(batch, pages, between)
+        return super()._states(batch, pages, Between(interrupted, _ALWAYS))
 
 
 @dataclass(slots=True)

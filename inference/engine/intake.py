@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import deque
 from collections.abc import Sequence as Several
@@ -26,6 +27,8 @@ class Intake:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
+        self.due = ctypes.c_int32(0)
+        """Other than 0 while requests wait to be taken in, for those who look from outside Python."""
         self._inbox: deque[RequestGroup] = deque()
         self._active: dict[str, RequestGroup] = {}
         self._cancelled: list[Sequence] = []
@@ -38,6 +41,7 @@ class Intake:
     def submit(self, group: RequestGroup) -> None:
         with self.changed:
             self._inbox.append(group)
+            self.due.value = 1
             self.changed.notify_all()
 
     def cancel(self, request_id: str) -> None:
@@ -60,6 +64,7 @@ class Intake:
         """Take everything in. What is accepted is known by its id until it is forgotten."""
         arrivals = Arrivals([], [])
         with self.changed:
+            self.due.value = 0
             while self._inbox:
                 group = self._inbox.popleft()
                 reason = group.refused or self._reason_of_id(group)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 
 import torch
 
@@ -14,6 +13,7 @@ from inference.engine.intake import Intake
 from inference.engine.stats import EngineStats
 from inference.errors import SegmentsFailed
 from inference.group import RequestGroup
+from inference.kernels.base import Between
 from inference.loading import LoadedModel
 from inference.model.batch import build_batch
 from inference.parallelism import ThreadGovernor
@@ -54,7 +54,7 @@ class RunningBatch:
             self._priority = max(piece.sequence.request.priority for piece in slices)
             self._ahead_seconds = self._ahead_processor_seconds = 0.0
             started, processor_started = time.perf_counter(), time.thread_time()
-            tokens = self._compute(slices, self.step_ahead if self._nests else None)
+            tokens = self._compute(slices, Between(self.step_ahead, self._intake.due) if self._nests else None)
             if tokens is None:
                 return True
             seconds = time.perf_counter() - started - self._ahead_seconds
@@ -146,7 +146,7 @@ class RunningBatch:
             for sequence in group.sequences:
                 self.scheduler.add(sequence)
 
-    def _compute(self, slices: list[Slice], between_layers: Callable[[], None] | None = None) -> list[Chosen] | None:
+    def _compute(self, slices: list[Slice], between: Between | None = None) -> list[Chosen] | None:
         """The next token of each slice that yields one.
 
         No list if the step failed; the sequences that it failed for have then ended.
@@ -156,8 +156,8 @@ class RunningBatch:
                 batch, decoder, cache = build_batch(slices), self._model.decoder, self._model.cache
                 ready = [piece.sequence for piece in slices if piece.yields_token]
                 if ready and decoder.picks and all(map(takes_likeliest, ready)):
-                    return chosen_of(decoder.likeliest(batch, cache, between_layers))
-                logits = decoder.forward(batch, cache, between_layers)
+                    return chosen_of(decoder.likeliest(batch, cache, between))
+                logits = decoder.forward(batch, cache, between)
                 return choose_tokens(logits.values, logits.scales, ready) if ready else []
         except SegmentsFailed as error:
             # The others' pages are whole: they are computed again in the next step.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -63,6 +64,17 @@ class Part(NamedTuple):
     layer: LayerCache
 
 
+class Between(NamedTuple):
+    """What runs between two layers of a step.
+
+    call: may itself run a step of other sequences. due: other than 0 where it has something to do; any thread sets it,
+    and kernels that compute several layers in one go look at it before each.
+    """
+
+    call: Callable[[], None]
+    due: ctypes.c_int32
+
+
 class StepPages(Protocol):
     """A step's way through the cache."""
 
@@ -74,15 +86,15 @@ class StepPages(Protocol):
         ...
 
 
-class _PagesInMemory:
+class PagesInMemory:
     """One part a layer."""
 
     def __init__(self, layers: list[LayerCache], batch: StepBatch) -> None:
-        self._layers = layers
+        self.layers = layers
         self._batch = batch
 
     def parts(self, index: int) -> Iterator[Part]:
-        yield Part(slice(None), self._batch, self._layers[index])
+        yield Part(slice(None), self._batch, self.layers[index])
 
 
 def page_head_bytes(kind: CacheKind, head_dim: int) -> int:
@@ -122,7 +134,7 @@ class KeyValueCache:
     @contextmanager
     def step(self, batch: StepBatch) -> Iterator[StepPages]:
         """The pages of a step, layer by layer. Begins to fetch, and at the end lets go, of what lies elsewhere."""
-        yield _PagesInMemory(self.layers, batch)
+        yield PagesInMemory(self.layers, batch)
 
     @property
     def traffic(self) -> CacheTraffic:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -10,7 +10,18 @@ import torch
 from inference.device.memory import finish
 from inference.device.weights import DeviceWeights
 from inference.errors import StatesBroken, StoreError
-from inference.kernels.base import Kernels, KeyValueCache, Likeliest, Part, PickingLinear, Rows, StepPages, joined
+from inference.kernels.base import (
+    Between,
+    Kernels,
+    KeyValueCache,
+    Likeliest,
+    PagesInMemory,
+    Part,
+    PickingLinear,
+    Rows,
+    StepPages,
+    joined,
+)
 from inference.memory.placement import Placement
 from inference.memory.ring import StreamStats
 from inference.model.batch import StepBatch
@@ -18,7 +29,7 @@ from inference.model.config import DecoderConfig
 from inference.model.embedding import NAME as EMBEDDING
 from inference.model.embedding import Embedding, StreamedEmbedding, TokenEmbedding
 from inference.model.feed_forward import Wrap
-from inference.model.layers import DecoderLayer, LayerReader
+from inference.model.layers import AllLayers, DecoderLayer, KernelsForAllLayers, LayerReader
 from inference.model.residency import StreamedWeights, Weights, WeightsInMemory, layer_image
 from inference.weights.store import StoreReader
 
@@ -39,6 +50,7 @@ class Decoder:
         self._embedding = embedding
         self._weights = weights
         self._final_norm = final_norm
+        self._together = self._find_together()
 
     @classmethod
     def load(
@@ -103,11 +115,18 @@ class Decoder:
             raise StoreError(self.config.architecture, "has layers on disk, which none can observe; allow more memory")
         layers = self._weights.layers
         layers[:] = [layer.wrapped(f"layers.{index}.", wrap) for index, layer in enumerate(layers)]
+        self._together = self._find_together()
 
-    def forward(self, batch: StepBatch, cache: KeyValueCache, between_layers: Callable[[], None] | None = None) -> Rows:
+    def _find_together(self) -> AllLayers | None:
+        kernels = self.kernels
+        if self._weights.streams or not isinstance(kernels, KernelsForAllLayers):
+            return None
+        return kernels.together(self._weights.layers)
+
+    def forward(self, batch: StepBatch, cache: KeyValueCache, between: Between | None = None) -> Rows:
         """Compute a step: keys and values of its rows go into the cache; returns logits of `batch.logit_rows`.
 
-        between_layers is called before each layer, and may itself run a step of other sequences where `nests`.
+        between: called before layers, and may itself run a step of other sequences where `nests`.
         Logits: float32 [L, vocab], to be multiplied by the scales [L] where those are not None. StoreError where the
         model has no head, or a part of it cannot be read. StatesBroken where segments that want no logits have come to
         NaN or infinity.
@@ -117,7 +136,7 @@ class Decoder:
         wanted = len(batch.logit_rows) > 0
         batch = batch.on(self.kernels.device)
         with self._weights.step(head=wanted):
-            x = self._sane(batch, self._run(batch, cache, between_layers))
+            x = self._sane(batch, self._run(batch, cache, between))
             if not wanted:
                 finish(self.kernels.device)
                 return Rows(torch.empty((0, self.config.vocab_size)), None)
@@ -134,13 +153,11 @@ class Decoder:
         picks = isinstance(self._weights.head, PickingLinear) or self.kernels.device.type != "cpu"
         return picks and not self.config.logit_softcap
 
-    def likeliest(
-        self, batch: StepBatch, cache: KeyValueCache, between_layers: Callable[[], None] | None = None
-    ) -> Likeliest:
+    def likeliest(self, batch: StepBatch, cache: KeyValueCache, between: Between | None = None) -> Likeliest:
         """`forward`, but only the highest logit of each row: the logits themselves are never written to memory."""
         batch = batch.on(self.kernels.device)
         with self._weights.step(head=True):
-            x = self._sane(batch, self._run(batch, cache, between_layers))
+            x = self._sane(batch, self._run(batch, cache, between))
             with self._weights.for_head() as head:
                 rows = self.kernels.norm(x[batch.logit_rows], self._final_norm)
                 if isinstance(head, PickingLinear):
@@ -155,12 +172,10 @@ class Decoder:
         with self._weights.step(head=False):
             return self.kernels.norm_exact(self._run(batch, cache), self._final_norm).cpu()
 
-    def _run(
-        self, batch: StepBatch, cache: KeyValueCache, between_layers: Callable[[], None] | None = None
-    ) -> torch.Tensor:
+    def _run(self, batch: StepBatch, cache: KeyValueCache, between: Between | None = None) -> torch.Tensor:
         """The residual stream after the last layer, float32 [M, H]."""
         with cache.step(batch) as pages:
-            return self._states(batch, pages, between_layers)
+            return self._states(batch, pages, between)
 
     def _sane(self, batch: StepBatch, x: torch.Tensor) -> torch.Tensor:
         """x, float32 [M, H]. A segment's last row has seen all before it; where it yields a token, that will tell."""
@@ -172,17 +187,18 @@ class Decoder:
                 raise StatesBroken(broken.tolist())
         return x
 
-    def _states(
-        self, batch: StepBatch, pages: StepPages, between_layers: Callable[[], None] | None = None
-    ) -> torch.Tensor:
+    def _states(self, batch: StepBatch, pages: StepPages, between: Between | None = None) -> torch.Tensor:
         kernels, layers = self.kernels, self._weights.layers
         x = self._embedding(batch.token_ids)  # float32 [M, H]
         if self.config.embedding_scale != 1.0:
             x.mul_(self.config.embedding_scale)
+        if self._together is not None and isinstance(pages, PagesInMemory):
+            self._together(x, batch, pages.layers, between)
+            return x
         rows = kernels.norm(x, layers[0].attention_norm)
         for index, layer in enumerate(self._weights.in_order()):
-            if between_layers is not None:
-                between_layers()
+            if between is not None:
+                between.call()
             y, scales = layer.qkv(rows)
             y, scales = layer.o(self._attended(layer, y, scales, pages.parts(index)))
             rows = kernels.add_norm(x, y, scales, layer.mlp_norm, post=layer.attention_post_norm)

@@ -9,7 +9,6 @@ values (a recurrent one) keeps the tokens in its pages instead and computes a se
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 
 from inference.cache.pages import PAGE_TOKENS, pages_for
 from inference.errors import StatesBroken, StoreError
-from inference.kernels.base import Compute, KeyValueCache, Rows
+from inference.kernels.base import Between, Compute, KeyValueCache, Rows
 from inference.kernels.reference import ReferenceKernels
 from inference.memory.placement import Placement
 from inference.memory.ring import StreamStats
@@ -178,7 +177,7 @@ class ForeignDecoder(Decoder):
             return []
         return shapes
 
-    def forward(self, batch: StepBatch, cache: KeyValueCache, between_layers: Callable[[], None] | None = None) -> Rows:
+    def forward(self, batch: StepBatch, cache: KeyValueCache, between: Between | None = None) -> Rows:
         """Compute a step, one sequence after the other; logits float32 [L, vocab] of `batch.logit_rows`.
 
         StatesBroken as from any decoder.

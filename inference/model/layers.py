@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import torch
 
-from inference.kernels.base import Kernels, Linear
+from inference.kernels.base import Between, Kernels, LayerCache, Linear
+from inference.model.batch import StepBatch
 from inference.model.config import LayerShape
 from inference.model.feed_forward import Affine, ExpertMixture, FeedForward, GatedNetwork, Wrap
 from inference.quant.groupwise import GroupwiseTensor, stacked_groups
@@ -63,6 +65,25 @@ class DecoderLayer:
             o=self.o.over(linears["o"]),
             feed_forward=self.feed_forward.with_linears(linears),
         )
+
+
+class AllLayers(Protocol):
+    """Layers that are computed in one go."""
+
+    def __call__(
+        self, x: torch.Tensor, batch: StepBatch, caches: Sequence[LayerCache], between: Between | None = None
+    ) -> None:
+        """The residual stream x, float32 [M, H], becomes that after the last layer, in place."""
+        ...
+
+
+@runtime_checkable
+class KernelsForAllLayers(Protocol):
+    """Kernels that compute many layers without coming back to Python."""
+
+    def together(self, layers: Sequence[DecoderLayer]) -> AllLayers | None:
+        """For layers whose weights stay where they are; None where it has to be layer by layer."""
+        ...
 
 
 def unit_name(index: int) -> str:

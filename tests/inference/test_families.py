@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from whole_prompts import PAGES, kernels_of, logits_of, sequences_of
 
 from inference import Engine, SamplingParams
 from inference.errors import ModelFormatError
-from inference.kernels.base import KeyValueCache
+from inference.kernels.base import KeyValueCache, Linear, Rows
 from inference.kernels.reference import ReferenceKernels
 from inference.model.batch import build_batch
 from inference.model.config import DecoderConfig
@@ -145,6 +146,43 @@ def test_in_int8_a_rows_bits_are_its_own_and_close_to_float32(name: str, tmp_pat
         assert torch.equal(alone, logits)
         # Random weights are far less kind to rounding than trained ones are.
         assert torch.nn.functional.cosine_similarity(logits, precise, dim=1).mean() > 0.9
+
+
+# Those with biases, experts, or no norm before a half of a layer are computed layer by layer.
+LAYER_BY_LAYER = {"llama, biases", "qwen2", "qwen2, sliding", "olmo2", "mixtral", "qwen3 moe", "qwen3 moe, normalized"}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_layers_in_one_call_give_the_bits_of_layer_by_layer(name: str, tmp_path: Path) -> None:
+    make_model(name).save_pretrained(tmp_path / "model")
+    config = import_model(tmp_path / "model", tmp_path / "store").config
+    kernels = kernels_of("native", config, "int8")
+    decoder = Decoder.load(tmp_path / "store", kernels)
+    assert (decoder._together is None) == (name in LAYER_BY_LAYER or kernels.rows_at_once is None)
+    # The last have more rows together than go through a gated network at once.
+    prompts = [*PROMPTS, *([(5 * i * i + p) % VOCABULARY for i in range(210)] for p in range(3))]
+    at_once = [logits_of(decoder, prompts, cuts, kernels.cache_kinds[0]) for cuts in (40, 210)]
+    decoder.wrap_products(lambda name, product: Watched(product))
+    assert decoder._together is None
+    for cuts, logits in zip((40, 210), at_once, strict=True):
+        assert all(map(torch.equal, logits, logits_of(decoder, prompts, cuts, kernels.cache_kinds[0])))
+
+
+class Watched:
+    """A product that nothing is known of."""
+
+    def __init__(self, product: Linear) -> None:
+        self._product = product
+        self.form, self.nbytes = product.form, product.nbytes
+
+    def __call__(self, rows: Rows) -> torch.Tensor:
+        return self._product(rows)
+
+    def arrays(self) -> dict[str, torch.Tensor]:
+        return self._product.arrays()
+
+    def over(self, arrays: Mapping[str, torch.Tensor]) -> Watched:
+        return Watched(self._product.over(arrays))
 
 
 @pytest.mark.parametrize("name", ["mixtral", "gemma2", "gemma3", "olmo2", "phi3, longrope", "smollm3"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -12,9 +12,11 @@ from inference.kernels.base import CacheKind, Compute, LayerCache, Linear, Rows
 from inference.kernels.native.build import KernelsUnavailable, compiled_library
 from inference.kernels.native.calling import pointer, threads
 from inference.kernels.native.families import SIGNATURES, FamilyKernels
+from inference.kernels.native.layers import CACHE_KINDS, LayersTogether
 from inference.kernels.native.linear import NibbleLinear, PackedLinear, packed_nbytes, padded
 from inference.model.batch import StepBatch
 from inference.model.config import NO_ROTATION, DecoderConfig
+from inference.model.layers import DecoderLayer
 from inference.model.linear import bound_linear, linear_nbytes, make_linear
 from inference.model.rotary import rotary_tables
 from inference.quant.groupwise import GroupwiseTensor
@@ -25,7 +27,6 @@ __all__ = ["KernelsUnavailable", "NativeKernels", "compiled_library"]
 _KINDS = {"fp32": 0, "bf16": 1, "int8": 2}
 _UINT8 = 3
 _DTYPES = [torch.float32, torch.bfloat16, torch.int8, torch.uint8]
-_CACHE_KINDS: dict[CacheKind, int] = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
 
 
 class NativeKernels:
@@ -66,6 +67,12 @@ class NativeKernels:
         if form == NibbleLinear.form and self._kind == _UINT8:
             return NibbleLinear(self._library, **arrays)
         return bound_linear(form, arrays)
+
+    def together(self, layers: Sequence[DecoderLayer]) -> LayersTogether | None:
+        """All these layers in one call, for weights that stay where they are; None where it must be layer by layer."""
+        if self._kind != _UINT8 or self.rows_at_once is None:
+            return None
+        return LayersTogether.of(self._library, self._config, self._tables, self.rows_at_once, layers)
 
     def _out(self, rows: int, width: int) -> Rows:
         """An empty result."""
@@ -151,7 +158,7 @@ class NativeKernels:
         k_norm: torch.Tensor | None = None,
     ) -> torch.Tensor:
         config, rows = self._config, y.shape[0]
-        kind = _CACHE_KINDS[layer.kind]
+        kind = CACHE_KINDS[layer.kind]
         q = torch.empty((rows, config.heads * self._library.penstock_query_bytes(kind)), dtype=torch.uint8)
         table = None if rope == NO_ROTATION else self._tables[rope]
         self._library.penstock_rotate_store(
@@ -186,7 +193,7 @@ class NativeKernels:
             q.data_ptr(),
             batch.positions.data_ptr(),
             layer.pages.data_ptr(),
-            _CACHE_KINDS[layer.kind],
+            CACHE_KINDS[layer.kind],
             batch.segment_starts.data_ptr(),
             batch.page_table.data_ptr(),
             segments,
@@ -258,5 +265,7 @@ def _bound(path: Path) -> ctypes.CDLL:
         function.argtypes = arguments
         function.restype = None
     library.penstock_has_dot_products.restype = ctypes.c_int
+    library.penstock_step_bytes.restype = library.penstock_layer_bytes.restype = n
+    library.penstock_layers.argtypes, library.penstock_layers.restype = [p, p, n, n, p], n
     library.penstock_query_bytes.argtypes, library.penstock_query_bytes.restype = [i], n
     return library

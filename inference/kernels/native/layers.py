@@ -114,6 +114,8 @@ class LayersTogether:
         layers: Sequence[DecoderLayer],
         parts: Sequence[_Parts],
     ) -> None:
+        assert library.penstock_step_bytes() == ctypes.sizeof(_Step), "layers.cpp has another Step"
+        assert library.penstock_layer_bytes() == ctypes.sizeof(_Layer), "layers.cpp has another Layer"
         self._library = library
         self._config = config
         self._kept = tuple(layers), tuple(tables)  # what the structures point into
