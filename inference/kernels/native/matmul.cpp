@@ -167,17 +167,30 @@ constexpr int64_t WORTH_A_TILE = 5;
 
 const TileShape TILE_SHAPE;
 
-// The processor's own prefetching stops at the end of each 4 KiB.
-constexpr int64_t AHEAD_BYTES = 4096;
+// Weights to be asked for while a block of rows is computed: tiles are loaded just before they are used, and too few of
+// them at a time to keep memory busy.
+struct Ahead {
+    const int8_t* from;
+    int lines;  // for each tile of the block
+    int runs = 1;
+    int64_t apart = 0;
 
-inline void ask_for(const int8_t* tile) {
-    for (int64_t line = 0; line < TILE_BYTES; line += 64) _mm_prefetch((const char*)tile + line, _MM_HINT_T0);
-}
+    void ask_for(int64_t tile) const {
+        for (int run = 0; run < runs; run++)
+            for (int line = 0; line < lines; line++)
+                _mm_prefetch((const char*)from + run * apart + (tile * lines + line) * 64, _MM_HINT_T1);
+    }
+};
+
+// Where a single block of rows meets panels longer than this, it asks for tiles of its own this far ahead: the next
+// panels would be too far.
+constexpr int64_t LONG_PANEL_TILES = 16, AHEAD_BYTES = 4096;
 
 // A_TILES tiles of 16 rows by B_TILES panels. `rows` may be a copy of the product's rows from `row` on; `count` of them
 // are wanted.
 template <int A_TILES, int B_TILES>
-void by_tiles(const Product& product, const uint8_t* rows, int64_t row, int64_t count, int64_t panel) {
+void by_tiles(const Product& product, const uint8_t* rows, int64_t row, int64_t count, int64_t panel,
+              const Ahead& ahead) {
     const int64_t stride = product.stride, apart = product.k_tiles * TILE_BYTES;
     const int8_t* weights = product.panel(panel);
     _tile_zero(0);
@@ -185,10 +198,7 @@ void by_tiles(const Product& product, const uint8_t* rows, int64_t row, int64_t 
     if constexpr (A_TILES > 1) _tile_zero(2);
     if constexpr (A_TILES > 1 && B_TILES > 1) _tile_zero(3);
     for (int64_t tile = 0; tile < product.k_tiles; tile++) {
-        if (row == 0 && product.comes_first && product.is_large()) {  // the first to need them
-            ask_for(weights + tile * TILE_BYTES + AHEAD_BYTES);
-            if constexpr (B_TILES > 1) ask_for(weights + apart + tile * TILE_BYTES + AHEAD_BYTES);
-        }
+        ahead.ask_for(tile);
         _tile_loadd(6, weights + tile * TILE_BYTES, 64);
         _tile_loadd(4, rows + tile * 64, stride);
         _tile_dpbusd(0, 4, 6);
@@ -215,15 +225,23 @@ void by_tiles(const Product& product, const uint8_t* rows, int64_t row, int64_t 
 template <int B_TILES>
 void rows_by_tiles(const Product& product, const uint8_t* rest, int64_t panel) {
     int64_t row = 0;
-    for (; row + 32 <= product.count; row += 32)
-        by_tiles<2, B_TILES>(product, product.rows + row * product.stride, row, 32, panel);
+    // Each block of rows asks for its share of the next panels. What 4-bit weights were expanded to is near already.
+    const int64_t blocks = (product.count + 31) / 32;
+    const bool asks = product.comes_first && !product.nibbles;
+    Ahead ahead{product.panel(panel + B_TILES), asks ? (int)((B_TILES * TILE_BYTES / 64 + blocks - 1) / blocks) : 0};
+    if (asks && blocks == 1 && product.k_tiles > LONG_PANEL_TILES)
+        ahead = {product.panel(panel) + AHEAD_BYTES, TILE_BYTES / 64, B_TILES, product.k_tiles * TILE_BYTES};
+    const int64_t share = ahead.lines * product.k_tiles * 64;
+    for (; row + 32 <= product.count; row += 32, ahead.from += share)
+        by_tiles<2, B_TILES>(product, product.rows + row * product.stride, row, 32, panel, ahead);
     if (row + 16 <= product.count) {
-        by_tiles<1, B_TILES>(product, product.rows + row * product.stride, row, 16, panel);
+        by_tiles<1, B_TILES>(product, product.rows + row * product.stride, row, 16, panel, ahead);
         row += 16;
+        ahead.lines = 0;
     }
     if (row == product.count) return;
     if (rest)
-        by_tiles<1, B_TILES>(product, rest, row, product.count - row, panel);
+        by_tiles<1, B_TILES>(product, rest, row, product.count - row, panel, ahead);
     else
         rows_by_dot_products<B_TILES>(product, row, product.count, panel);
 }
