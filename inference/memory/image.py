@@ -203,13 +203,15 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 def _check(unit: UnitPlace) -> None:
-    """ValueError where arrays lie outside of the file or are of another size than their shape says."""
+    """ValueError where arrays lie outside of the file, or this one of its folder, or sizes and shapes do not agree."""
+    if Path(unit.file).name != unit.file:
+        raise ValueError(f"unit {unit.name} lies in {unit.file!r}, which is not in its folder")
     if unit.bytes % ALIGNMENT or len(unit.checksums) != -(-unit.bytes // CHUNK_BYTES):
         raise ValueError(f"unit {unit.name} has {unit.bytes} bytes and {len(unit.checksums)} checksums")
     for matrix in unit.matrices:
         for array in matrix.arrays:
             width: int = getattr(torch, array.dtype).itemsize
-            wrong = array.offset % ALIGNMENT or array.offset + array.bytes > unit.bytes
+            wrong = array.offset < 0 or array.offset % ALIGNMENT or array.offset + array.bytes > unit.bytes
             if wrong or array.bytes != math.prod(array.shape) * width:
                 raise ValueError(f"unit {unit.name}: array {array.name} of {matrix.name} does not lie in its file")
 

@@ -58,6 +58,9 @@ def image_for(
             if not (place / INDEX_NAME).is_file():
                 for left in root.glob(f".{key.name}.*.partial"):  # by whoever was killed while at it
                     shutil.rmtree(left, ignore_errors=True)
+                if place.exists():  # its index is gone, so nobody can use the rest
+                    logger.warning("%s has no %s: it is made anew", place, INDEX_NAME)
+                    shutil.rmtree(place, ignore_errors=True)
                 _remove_outdated(root, key)
                 _make(place, key, units(), total, expected_bytes)
     except OSError as error:

@@ -1,5 +1,6 @@
 """Models whose layers lie on disk: the same bits as in memory, and no wrong ones whatever becomes of the files."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -366,6 +367,29 @@ def test_a_changed_index_is_refused(own: Path) -> None:
     data["units"][0]["checksums"][0] = "0" * 16
     index.write_text(json.dumps(data))
     with pytest.raises(StoreError, match="not what its digest was made of"):
+        engine_of(own, EVERYTHING)
+
+
+def test_an_image_whose_index_was_removed_is_made_anew(own: Path) -> None:
+    expected = told(engine_of(own, EVERYTHING).generate(PROMPTS[:1], ASKED))
+    index = the_image(own).folder / INDEX_NAME
+    text = index.read_text("utf-8")
+    index.unlink()
+    (index.parent / "00000.bin").write_bytes(b"something else")
+    assert told(engine_of(own, EVERYTHING).generate(PROMPTS[:1], ASKED)) == expected
+    assert index.read_text("utf-8") == text
+
+
+@pytest.mark.parametrize(("field", "value"), [("file", "../outside.bin"), ("offset", -4096)])
+def test_an_index_that_lies_under_its_own_digest_is_refused(own: Path, field: str, value: Any) -> None:
+    index = the_image(own).folder / INDEX_NAME
+    data = json.loads(index.read_text("utf-8"))
+    unit = data["units"][0]
+    (unit if field == "file" else unit["matrices"][0]["arrays"][0])[field] = value
+    body = {key: part for key, part in data.items() if key != "digest"}
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    index.write_text(json.dumps(body | {"digest": hashlib.sha256(canonical.encode()).hexdigest()}), "utf-8")
+    with pytest.raises(StoreError, match=r"index\.json: cannot be read: unit layers\.0"):
         engine_of(own, EVERYTHING)
 
 
