@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from inference.errors import InferenceError
+from inference.command_line import told
 from inference.evaluate_command import add_evaluate_command, run_evaluate
 from inference.generate_command import add_generate, run_generate
 from inference.hardware_command import add_hardware, run_hardware
@@ -129,11 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
         "plan": run_plan,
         "verify": _verify,
     }
-    try:
-        return actions[options.command](options)
-    except InferenceError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return told(lambda: actions[options.command](options))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inference.command_line import positive
+
 if TYPE_CHECKING:
     from inference.evaluate import Evaluation, Figure
 
@@ -24,8 +26,8 @@ def add_evaluate_command(commands: Any) -> None:
     parser.add_argument("--compute", choices=["auto", "fp32", "bf16", "int8"], default="auto")
     parser.add_argument("--reference-compute", choices=["fp32", "bf16", "int8"], default="fp32")
     parser.add_argument("--window", type=int, default=512, help="tokens read at a time (default 512)")
-    parser.add_argument("--tokens", type=int, help="of the text, at most (default: all)")
-    parser.add_argument("--threads", type=int, help="processor threads (default: all)")
+    parser.add_argument("--tokens", type=positive, help="of the text, at most (default: all)")
+    parser.add_argument("--threads", type=positive, help="processor threads (default: all)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 

@@ -9,14 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from inference.command_line import INTERRUPTED, byte_count, positive
 from inference.errors import InvalidRequest
 from inference.request import Completion, Constraint, GenerationRequest, SamplingParams, TokenEvent
 
 if TYPE_CHECKING:
     from inference.engine import Engine
-
-
-INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
 
 
 def add_generate(generate: argparse.ArgumentParser) -> None:
@@ -48,7 +46,8 @@ def add_generate(generate: argparse.ArgumentParser) -> None:
     form.add_argument("--choice", action="append", help="output one of these texts; give it once for each")
     form.add_argument("--grammar", type=Path, metavar="FILE", help="output a sentence of this Lark grammar")
     add("--compute", choices=["auto", "fp32", "bf16", "int8"], default="auto")
-    add("--threads", type=int, help="processor threads (default: all)")
+    add("--memory", type=byte_count, help="for weights and cache, as 3GB or 2.5GiB (default: 60 %% of what is free)")
+    add("--threads", type=positive, help="processor threads (default: all)")
     add("--json", action="store_true", help="print one JSON object a prompt instead of text")
 
 
@@ -74,7 +73,7 @@ def run_generate(options: argparse.Namespace) -> int:
         constraint=_constraint(options),
     )
     prompts: list[str] = options.prompt or [sys.stdin.read()]
-    engine = Engine.load(options.model, threads=options.threads, compute=options.compute)
+    engine = Engine.load(options.model, threads=options.threads, compute=options.compute, memory_bytes=options.memory)
     streams = sampling.samples == 1 and not options.json
     failed = False
     for index, prompt in enumerate(prompts):

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from inference.command_line import positive
+
 if TYPE_CHECKING:
     from inference.planner.hardware import Hardware
 
@@ -17,7 +19,7 @@ def add_hardware(command: argparse.ArgumentParser) -> None:
     """The command's options."""
     add = command.add_argument
     add("--folder", type=Path, help="whose disk to measure (default: where layer images lie)")
-    add("--threads", type=int, help="processor threads (default: all)")
+    add("--threads", type=positive, help="processor threads (default: all)")
     add("--measure-again", action="store_true", help="measure what is known from before, too")
     add("--json", action="store_true", help="print one JSON object")
 

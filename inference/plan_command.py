@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from inference.command_line import byte_count, positive
 from inference.errors import InvalidRequest
 from inference.hardware_command import size
 
@@ -20,18 +21,26 @@ def add_plan(command: argparse.ArgumentParser) -> None:
     """The command's options."""
     add = command.add_argument
     add("model", type=Path, help="a weight store, GGUF file or Hugging Face folder")
-    add("--memory", help="what the whole process may take, as 3GB or 2.5GiB (default: a share of what is available)")
-    add("--disk", help="what layers and spilled keys and values may take of the disk (default: what is free)")
-    add("--rows", type=int, default=1000, help="requests (default 1000)")
-    add("--prompt", type=int, default=256, help="tokens of a mean prompt (default 256)")
-    add("--new", type=int, default=128, help="tokens of a mean answer (default 128)")
-    add("--context", type=int, help="tokens of the longest row, prompt and answer (default: of the mean one)")
+    add(
+        "--memory",
+        type=byte_count,
+        help="what the whole process may take, as 3GB or 2.5GiB (default: a share of what is available)",
+    )
+    add(
+        "--disk",
+        type=byte_count,
+        help="what layers and spilled keys and values may take of the disk (default: what is free)",
+    )
+    add("--rows", type=positive, default=1000, help="requests (default 1000)")
+    add("--prompt", type=positive, default=256, help="tokens of a mean prompt (default 256)")
+    add("--new", type=positive, default=128, help="tokens of a mean answer (default 128)")
+    add("--context", type=positive, help="tokens of the longest row, prompt and answer (default: of the mean one)")
     add("--step-seconds", type=float, help="what a step may take at most, where someone waits for each token")
-    add("--batch", type=int, help="sequences at a time (default: what is best)")
-    add("--token-budget", type=int, help="rows a step (default: what is best)")
+    add("--batch", type=positive, help="sequences at a time (default: what is best)")
+    add("--token-budget", type=positive, help="rows a step (default: what is best)")
     add("--compute", choices=["auto", "fp32", "bf16", "int8"], default="auto")
     add("--cache", choices=["auto", "fp32", "bf16", "int8", "int4"], default="auto")
-    add("--threads", type=int, help="processor threads (default: all)")
+    add("--threads", type=positive, help="processor threads (default: all)")
     add("--images", type=Path, help="where layer images lie (default: as PENSTOCK_IMAGES says, or in the user's cache)")
     add("--measure-again", action="store_true", help="measure what is known from before, too")
     add("--json", action="store_true", help="print the plan as JSON, as the engine takes it")
@@ -42,14 +51,14 @@ def run_plan(options: argparse.Namespace) -> int:
 
     from inference.fitting import cache_kind
     from inference.loading import choose_kernels, store_at
-    from inference.memory.budget import default_budget_bytes, parse_size, process_bytes
+    from inference.memory.budget import default_budget_bytes, process_bytes
     from inference.model.layers import LayerReader
     from inference.model.linear import fastest_compute
     from inference.planner.planning import make_plan
     from inference.weights.store import StoreReader
 
     workload = _workload(options)
-    memory = parse_size(options.memory) if options.memory else default_budget_bytes()
+    memory = options.memory or default_budget_bytes()
     compute = fastest_compute() if options.compute == "auto" else options.compute
     reader = StoreReader(store_at(options.model))
     config = reader.manifest.config
@@ -67,7 +76,7 @@ def run_plan(options: argparse.Namespace) -> int:
         workload=workload,
         memory_bytes=memory,
         process_bytes=process_bytes(),
-        disk_bytes=parse_size(options.disk) if options.disk else None,
+        disk_bytes=options.disk,
         threads=options.threads or torch.get_num_threads(),
         max_batch=options.batch,
         token_budget=options.token_budget,
@@ -89,9 +98,6 @@ def _workload(options: argparse.Namespace) -> Workload:
     context = options.prompt + options.new if options.context is None else options.context
     if context < options.prompt + options.new:
         raise InvalidRequest("context", f"{context} tokens are less than a mean prompt and answer together")
-    for name in ("batch", "token_budget"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise InvalidRequest(name, "must be at least 1")
     try:
         prompt = Lengths(options.prompt, context - options.new)
         return Workload(options.rows, prompt, Lengths.all(options.new), options.step_seconds)

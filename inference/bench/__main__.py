@@ -27,8 +27,8 @@ from inference.bench.prompts import (
 )
 from inference.bench.soak import add_soak
 from inference.bench.under_load import Stream, load_line, run_under_load
+from inference.command_line import positive, told
 from inference.engine import DEFAULT_TOKEN_BUDGET, Engine
-from inference.errors import InferenceError
 from inference.loading import store_at
 from inference.tokenizer import Tokenizer
 from inference.weights.manifest import StoreManifest
@@ -57,7 +57,9 @@ def _parser() -> argparse.ArgumentParser:
         "shared-prefix", help="one system prompt before every item, real text; needs a tokenizer"
     )
     _add_common(shared, prompt=ITEM_TOKENS, new=ITEM_NEW)
-    shared.add_argument("--system", type=int, default=SYSTEM_TOKENS, help="tokens of the system prompt (default 400)")
+    shared.add_argument(
+        "--system", type=positive, default=SYSTEM_TOKENS, help="tokens of the system prompt (default 400)"
+    )
     forms = workloads.add_parser("json", help="outputs held to a JSON schema, validated afterwards; needs a tokenizer")
     _add_common(forms, prompt=None, new=JSON_NEW)
     load = workloads.add_parser(
@@ -65,14 +67,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_common(load, prompt=128, new=128)
     load.add_argument("--rate", type=float, default=2.0, help="interactive requests a second (default 2)")
-    load.add_argument("--interactive-prompt", type=int, default=128, help="tokens of each one's prompt (default 128)")
-    load.add_argument("--interactive-new", type=int, default=32, help="tokens that each one generates (default 32)")
-    load.add_argument("--idle-requests", type=int, default=40, help="timed one by one on the idle engine (default 40)")
+    load.add_argument(
+        "--interactive-prompt", type=positive, default=128, help="tokens of each one's prompt (default 128)"
+    )
+    load.add_argument(
+        "--interactive-new", type=positive, default=32, help="tokens that each one generates (default 32)"
+    )
+    load.add_argument(
+        "--idle-requests", type=positive, default=40, help="timed one by one on the idle engine (default 40)"
+    )
     for workload in (resident, shared, forms, load):
         workload.set_defaults(run=_run)
-    add_offload(workloads, _positive)
+    add_offload(workloads, positive)
     add_plan_accuracy(workloads)
-    add_plan_grid(workloads, _positive)
+    add_plan_grid(workloads, positive)
     add_invariance(workloads)
     add_soak(workloads)
     return parser
@@ -81,28 +89,22 @@ def _parser() -> argparse.ArgumentParser:
 def _add_common(workload: argparse.ArgumentParser, *, prompt: int | None, new: int) -> None:
     workload.add_argument("--model", required=True, type=Path, help="a weight store, GGUF file or Hugging Face folder")
     workload.add_argument(
-        "--batch", type=_positive, nargs="+", default=[64, 256], help="prompts a call (default 64 256)"
+        "--batch", type=positive, nargs="+", default=[64, 256], help="prompts a call (default 64 256)"
     )
     if prompt is not None:
-        workload.add_argument("--prompt", type=_positive, default=prompt, help=f"tokens a prompt (default {prompt})")
-    workload.add_argument("--new", type=int, default=new, help=f"tokens to generate a prompt (default {new})")
-    workload.add_argument("--threads", type=_positive, default=os.cpu_count())
+        workload.add_argument("--prompt", type=positive, default=prompt, help=f"tokens a prompt (default {prompt})")
+    workload.add_argument("--new", type=positive, default=new, help=f"tokens to generate a prompt (default {new})")
+    workload.add_argument("--threads", type=positive, default=os.cpu_count())
     workload.add_argument("--compute", choices=["auto", "fp32", "bf16", "int8"], default="auto")
-    workload.add_argument("--token-budget", type=int, default=DEFAULT_TOKEN_BUDGET, help="rows a step")
+    workload.add_argument("--token-budget", type=positive, default=DEFAULT_TOKEN_BUDGET, help="rows a step")
     workload.add_argument(
-        "--repeat", type=_positive, default=1, help="times; the median and the range are told (default 1)"
+        "--repeat", type=positive, default=1, help="times; the median and the range are told (default 1)"
     )
     workload.add_argument("--measure-again", action="store_true", help="measure the host's peaks anew")
     workload.add_argument(
         "--dump-prompts", type=Path, metavar="FILE", help="write the prompts as JSONL for other engines, and end"
     )
     workload.add_argument("--json", action="store_true", help="one JSON object a line")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def _span(text: str) -> tuple[int, int]:
@@ -164,12 +166,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    try:
-        options.run(options)
-    except InferenceError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return told(lambda: options.run(options) or 0)
 
 
 if __name__ == "__main__":

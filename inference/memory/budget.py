@@ -20,6 +20,8 @@ _V1_PREFIX = "total_"  # of what a group and those below it hold
 # pages count, and where they are pushed out every step waits for them.
 LIBRARY_BYTES = 150 * 1024 * 1024
 
+_LONGEST_SIZE = 40  # characters; more digits than these are beyond any number of bytes
+
 _UNITS = {
     "": 1,
     "b": 1,
@@ -46,7 +48,7 @@ def parse_size(text: str) -> int:
     """Bytes of "3GB", "2.5 GiB", "512MB" or a plain number: GB are thousands, GiB (or G) are 1024s. SizeError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = match[2].lower() if match else ""
-    if match is None or unit not in _UNITS:
+    if match is None or unit not in _UNITS or len(text) > _LONGEST_SIZE:
         raise SizeError(f"{text!r} is no size; want a number and a unit, as in 3GB, 2.5GiB or 512MB")
     found = int(float(match[1]) * _UNITS[unit])
     if found < 1:

@@ -139,9 +139,12 @@ def writing_store(store: Path) -> Iterator[StoreWriter]:
     """
     if store.exists():
         raise StoreError(store, "exists already; remove it or name another folder")
-    store.parent.mkdir(parents=True, exist_ok=True)
     aside = store.parent / f".{store.name}.{uuid.uuid4().hex[:8]}.partial"
-    aside.mkdir()
+    try:
+        store.parent.mkdir(parents=True, exist_ok=True)
+        aside.mkdir()
+    except OSError as error:
+        raise StoreError(store, f"cannot be made: {error.strerror}") from None
     try:
         yield StoreWriter(aside)
         _sync_folder(aside)

@@ -16,6 +16,7 @@ import torch
 
 from inference.__main__ import main
 from inference.baseline import NaiveBaseline
+from inference.bench.__main__ import main as bench
 
 
 def test_generate_writes_the_text_as_it_comes(smollm2_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,3 +102,60 @@ def test_ctrl_c_ends_the_command_and_not_just_the_prompt(smollm2_store: Path) ->
     assert running.returncode == 130
     assert err.count("tokens in") == 1 and "[cancelled" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "--model", "M", "--prompt", "a", "--threads", "0"],
+        ["generate", "--model", "M", "--prompt", "a", "--memory", "2XB"],
+        ["evaluate", "M", "--text", "T", "--threads", "-1"],
+        ["evaluate", "M", "--text", "T", "--tokens", "0"],
+        ["hardware", "--threads", "0"],
+        ["plan", "M", "--memory", "9" * 400 + "GB"],
+        ["plan", "M", "--memory", "0GB"],
+        ["plan", "M", "--disk", "lots"],
+        ["plan", "M", "--rows", "-1"],
+        ["plan", "M", "--prompt", "0"],
+        ["plan", "M", "--threads", "-3"],
+        ["plan", "M", "--batch", "1.5"],
+        ["bench", "resident", "--model", "M", "--new", "0"],
+        ["bench", "shared-prefix", "--model", "M", "--system", "-1"],
+    ],
+)
+def test_a_number_that_makes_no_sense_is_refused_with_the_usage(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = partial(bench, arguments[1:]) if arguments[0] == "bench" else partial(main, arguments)
+    with pytest.raises(SystemExit) as ended:
+        command()
+    assert ended.value.code == 2
+    assert f"argument {arguments[-2]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["file/store", "missing-in-proc"])
+def test_a_place_that_cannot_be_written_is_named_without_a_traceback(
+    place: str, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("in the way", "utf-8")
+    store = tmp_path / place if place.startswith("file") else Path("/proc") / place
+    assert main(["import", str(tiny_folder), str(store)]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {store}: cannot be made: ")
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly() -> None:
+    command = [sys.executable, "-m", "inference", "--help"]
+    ran = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert ran.stdout is not None and ran.stderr is not None
+    ran.stdout.close()
+    assert "Traceback" not in ran.stderr.read()
+    ran.wait()
+
+
+def test_memory_for_an_engine_is_given_as_people_write_it(
+    smollm2_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_IMAGES", str(tmp_path))
+    model = ["generate", "--model", str(smollm2_store), "--prompt", "a", "--max-tokens", "1", "--threads", "1"]
+    assert main([*model, "--memory", "1MB"]) == 1
+    assert "1000000 bytes do not hold" in capsys.readouterr().err
