@@ -121,10 +121,14 @@ class Engine:
 
     @property
     def memory_bytes_at_most(self) -> int:
-        """What weights, a full cache and the largest step come to; less is in use until the cache has been filled."""
+        """What weights, a full cache and the largest step come to; less is in use until the cache has been filled.
+
+        Of a plan, that it keeps to what it was made for: it knows the largest step better than the bound used here.
+        """
         scheduler, decoder = self._batch.scheduler, self._model.decoder
         workspace = workspace_bytes(self.manifest.config, scheduler.max_batch, scheduler.token_budget)
-        return decoder.nbytes + workspace + self._model.cache.nbytes
+        most = decoder.nbytes + workspace + self._model.cache.nbytes
+        return most if self.plan is None else min(most, self.plan.memory_bytes)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -105,6 +106,44 @@ def test_a_model_that_fits_whole_shows_no_prediction_that_nobody_made(
     assert "It fits whole, so no plan was made and nothing was predicted." in page
     assert "Predicted by the plan" not in page
     assert re.search(r"Tokens a second Measured so far Prompts 420 Output, while decoding 80\.0", page)
+
+
+def test_a_batchs_page_shows_its_own_time_on_the_engine_with_charts(
+    run: EngineRun, world: Any, people: Any, as_person: Callable[[Any], Any]
+) -> None:
+    now = timezone.now()
+    world.done.runs.create(
+        engine_run=run,
+        first_step=7,
+        began_at=now,
+        ended_at=now,
+        measured={
+            **run.measured,
+            "decode_tokens_per_s": 110.0,
+            "bound_by": "overhead",
+            "steps_left_out": 0,
+            "shares": {"disk": 0.25, "memory": 0.5, "arithmetic": 0.125, "idle": 0.0, "other": 0.125},
+            "batch_size_over_time": [[0.0, 8.0], [1.5, 4.0]],
+        },
+    )
+    client = as_person(people.operator)
+    page = client.get(f"/batches/{world.done.pk}/").content.decode()
+    text = text_of(client.get(f"/batches/{world.done.pk}/"))
+    assert re.search(r"Output, while decoding 100 110 110%", text)
+    assert "while it held rows of this batch" in text and "since it was loaded" not in text
+    assert "Overhead: the work between the large products" in text
+    assert re.search(r"From, s Sequences a step 0\.00 8\.00 1\.50 4\.00", text)
+    assert re.search(r"waiting for the disk 25\S*% reading memory 50\S*% arithmetic 12\.5\S*%", text)
+    figures = {
+        key: json.loads(value)
+        for key, value in re.findall(r'<script id="(chart-[a-z-]+)-\d+" type="application/json">(.*?)</script>', page)
+    }
+    assert figures["chart-batch-size"]["data"][0]["y"] == [8.0, 4.0]
+    assert sum(part["x"][0] for part in figures["chart-time"]["data"]) == 100
+    client.post("/language/", {"language": "zh-hant"})
+    assert "時間花在哪裡？" in text_of(client.get(f"/batches/{world.done.pk}/"))
+    (told,) = client.get(f"/api/batches/{world.done.pk}/").json()["runs"]
+    assert (told["engine_run"], told["measured"]["decode_tokens_per_s"]) == (run.pk, 110.0)
 
 
 def test_the_hosts_page_shows_the_machine_and_its_engines_in_both_languages(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from governance.ledger.models import OutboxEntry
+from inference.request import SamplingParams
 from penstock.config import Config
 from penstock.serving.hosting.engines import EnginePool, EngineUnavailable, needed_bytes
 from penstock.serving.hosting.host import EngineHostProcess
@@ -110,3 +111,113 @@ def test_a_budget_is_written_as_people_write_it(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PENSTOCK_MEMORY_BUDGET", "three")
     with pytest.raises(ValueError, match="number and a unit"):
         Config()
+
+
+def test_each_batch_has_figures_of_its_own_time_on_an_engine(
+    taken_in: Callable[..., Any], line: Callable[..., Any], pool: EnginePool
+) -> None:
+    host = EngineHostProcess(name="of-this-test", engines=pool)
+    first = taken_in([line(f"row-{number}") for number in range(2)])
+    second = taken_in([line(f"row-{number}") for number in range(4)])
+    for batch in (first, second):
+        run_shard(batch.shards.get().pk, host=host)
+    spells = [batch.runs.get() for batch in (first, second)]
+    assert [spell.measured["output_tokens"] for spell in spells] == [
+        sum(row.output_tokens for row in batch.requests.all()) for batch in (first, second)
+    ]
+    assert spells[0].engine_run == spells[1].engine_run
+    assert spells[1].first_step == spells[0].measured["steps"] > 0
+    pool.measure()
+    whole = EngineRun.objects.get(pk=spells[0].engine_run_id).measured
+    for key in ("steps", "output_tokens", "busy_seconds"):
+        assert whole[key] == pytest.approx(sum(spell.measured[key] for spell in spells))
+    assert all(spell.ended_at is not None for spell in spells)
+    for measured in (whole, spells[1].measured):
+        assert sum(measured["shares"].values()) == pytest.approx(1.0)
+    assert max(sequences for _seconds, sequences in spells[1].measured["batch_size_over_time"]) > 2
+
+
+def test_shards_of_a_batch_that_follow_each_other_are_one_run(
+    taken_in: Callable[..., Any], line: Callable[..., Any], pool: EnginePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.config import config
+
+    monkeypatch.setattr(config(), "shard_rows", 2)
+    batch = taken_in([line(f"row-{number}") for number in range(5)])
+    host = EngineHostProcess(name="of-this-test", engines=pool)
+    run_shard(batch.shards.first().pk, host=host)  # goes on with the others, which wait
+    assert not batch.shards.exclude(status="done").exists()
+    (spell,) = batch.runs.all()
+    assert spell.measured["output_tokens"] == sum(row.output_tokens for row in batch.requests.all())
+    host.batch_runs.measure()  # nothing is held any more
+    spell.refresh_from_db()
+    assert spell.ended_at is not None
+
+
+def test_what_a_killed_host_left_open_ends_when_it_starts_anew(taken_in: Callable[..., Any], line: Any) -> None:
+    batch = taken_in([line("row-0")])
+    fields = {"host": "h", "loaded_at": batch.created_at, "load_seconds": 1.0, "memory_bytes": 1}
+    left, kept = (EngineRun.objects.create(model_release=batch.model_release, **fields) for _ in range(2))
+    for run in (left, kept):
+        batch.runs.create(engine_run=run, first_step=0, began_at=batch.created_at)
+    end_runs_of(host="h", but=[kept.pk])
+    assert [spell.ended_at is None for spell in batch.runs.order_by("pk")] == [False, True]
+
+
+@pytest.fixture
+def copies_of(release: Any) -> Callable[[str], Any]:
+    """The same weights under another name and digest."""
+    from penstock.registry.models import ModelRelease
+
+    def make(name: str) -> Any:
+        other = ModelRelease.objects.get(pk=release.pk)
+        other.pk, other.name, other.digest = None, name, name[0] * 64
+        other.save()
+        return other
+
+    return make
+
+
+def loaded(pool: EnginePool) -> set[str]:
+    return {state["release"] for state in pool.state()}
+
+
+def test_the_engine_longest_unused_goes_first_and_what_is_larger_than_the_budget_streams(
+    copies_of: Callable[[str], Any],
+    pool: EnginePool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Any,
+    taken_in: Callable[..., Any],
+    line: Callable[..., Any],
+) -> None:
+    monkeypatch.setenv("PENSTOCK_IMAGES", str(tmp_path))
+    first, second, third = (copies_of(name) for name in ("a-model", "b-model", "c-model"))
+    needed = needed_bytes(first)
+    allow(pool, monkeypatch, needed * 4)
+    with pool.use(first) as engine:
+        taken = engine.memory_bytes_at_most
+        resident = engine.generate([[5, 6, 7, 8]], SamplingParams(max_tokens=6, temperature=0, ignore_eos=True))
+    with pool.use(second) as engine:
+        taken += engine.memory_bytes_at_most
+    with pool.use(first):
+        pass  # so the second is the one longest unused
+    allow(pool, monkeypatch, taken + needed // 2)
+    with pool.use(third):
+        assert loaded(pool) == {"a-model", "c-model"}
+
+    batch = taken_in([line(f"row-{number}") for number in range(2)])  # of the release itself, which is not loaded
+    budget = needed * 3 // 4
+    allow(pool, monkeypatch, budget)
+    run_shard(batch.shards.get().pk, host=EngineHostProcess(name="of-this-test", engines=pool))
+    assert loaded(pool) == {batch.model_release.name}
+    assert [row.status for row in batch.requests.all()] == ["succeeded"] * 2
+    with pool.use(batch.model_release) as engine:
+        assert engine.plan is not None and engine.plan.placement.ring > 0
+        assert engine.memory_bytes_at_most <= budget
+        streamed = engine.generate([[5, 6, 7, 8]], SamplingParams(max_tokens=6, temperature=0, ignore_eos=True))
+    assert streamed[0].token_ids == resident[0].token_ids
+    spell = batch.runs.get()
+    assert spell.measured["streamed_bytes"] > 0 and spell.measured["shares"]["disk"] > 0
+    assert spell.engine_run.plan["predicted"]["decode_tokens_per_s"] > 0
+    ended = EngineRun.objects.filter(model_release__in=[first, second, third])
+    assert ended.count() == 3 and not ended.filter(ended_at=None).exists()

@@ -1,14 +1,18 @@
 """Engine runs as a page shows them: where the model lay, what was predicted, what came, and what bound it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from django.utils.functional import Promise
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from penstock.serving.models import EngineRun
+from penstock.dashboard.charts import Chart
+from penstock.dashboard.engine_charts import batch_size, where_time_went
+from penstock.serving.models import Batch, EngineRun
+from penstock.serving.selectors import runs_of_batch, spells_of_batch
 
 BOUND_BY: dict[str, Promise] = {
     "disk": _("The disk: the engine waited for weights that do not fit into memory. More memory, or 4-bit weights."),
@@ -34,7 +38,10 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class ShownRun:
+    """measured: of the engine since it was loaded, or while it held rows of one batch: between `began` and `ended`."""
+
     run: EngineRun
+    measured: dict[str, Any]
     placement: str
     rates: tuple[Compared, ...]
     is_predicted: bool
@@ -44,11 +51,39 @@ class ShownRun:
     bound_by: str | Promise
     streamed_share: float | None
     """Of the time of its steps, that the engine waited for the disk."""
+    began: datetime | None = None
+    ended: datetime | None = None
+    charts: tuple[Chart, ...] = ()
 
 
-def shown(run: EngineRun) -> ShownRun:
+def shown_of_batch(batch: Batch) -> tuple[list[ShownRun], bool]:
+    """How a batch ran, and whether the figures are of the batch's own time.
+
+    A batch of before spells were recorded has only the figures of whole engines.
+    """
+    spells = [
+        replace(
+            shown(spell.engine_run, spell.measured),
+            began=spell.began_at,
+            ended=spell.ended_at,
+            charts=tuple(
+                chart
+                for chart in (
+                    batch_size(spell.measured.get("batch_size_over_time") or [], key=str(spell.pk)),
+                    where_time_went(spell.measured.get("shares") or {}, key=str(spell.pk)),
+                )
+                if chart is not None
+            ),
+        )
+        for spell in spells_of_batch(batch)
+    ]
+    return (spells, True) if spells else ([shown(run) for run in runs_of_batch(batch)], False)
+
+
+def shown(run: EngineRun, measured: dict[str, Any] | None = None) -> ShownRun:
+    """measured: of the engine since it was loaded, unless given."""
     predicted: dict[str, Any] = (run.plan or {}).get("predicted") or {}
-    measured = run.measured
+    measured = run.measured if measured is None else measured
     rates = tuple(
         Compared(name, predicted.get(key), measured.get(key))
         for name, key in (
@@ -61,6 +96,7 @@ def shown(run: EngineRun) -> ShownRun:
     waited = measured["waited_seconds"] / busy if busy and measured.get("streamed_bytes") else None
     return ShownRun(
         run=run,
+        measured=measured,
         placement=placement(run),
         rates=rates,
         is_predicted=bool(predicted),

@@ -12,8 +12,8 @@ from penstock.pilots.models import Pilot
 from penstock.registry.models import ModelRelease, ReleaseEvaluation, Task, TaskVersion
 from penstock.registry.selectors import releases_visible_to, transitions_open_to
 from penstock.registry.services.tasks import CONTENT_FIELDS
-from penstock.serving.models import Batch, Embedding, EngineRun, Request
-from penstock.serving.selectors import embedding_of, progress, runs_of_batch
+from penstock.serving.models import Batch, BatchRun, Embedding, EngineRun, Request
+from penstock.serving.selectors import embedding_of, progress, runs_of_batch, spells_of_batch
 from penstock.telemetry.models import RateCard
 
 
@@ -194,17 +194,31 @@ class EngineRunSerializer(serializers.ModelSerializer[EngineRun]):
         read_only_fields = fields
 
 
+class BatchRunSerializer(serializers.ModelSerializer[BatchRun]):
+    """A spell in which an engine held rows of a batch: what it did meanwhile, for these and whatever ran beside."""
+
+    class Meta:
+        model = BatchRun
+        fields = ["id", "engine_run", "began_at", "ended_at", "measured", "measured_at"]
+        read_only_fields = fields
+
+
 class BatchDetailSerializer(BatchSerializer):
     progress = serializers.SerializerMethodField()
     engine_runs = serializers.SerializerMethodField()
+    runs = serializers.SerializerMethodField()
 
     class Meta(BatchSerializer.Meta):
-        fields = [*BatchSerializer.Meta.fields, "progress", "engine_runs"]
+        fields = [*BatchSerializer.Meta.fields, "progress", "engine_runs", "runs"]
         read_only_fields = fields
 
     @extend_schema_field(EngineRunSerializer(many=True))
     def get_engine_runs(self, batch: Batch) -> list[dict[str, Any]]:
         return list(EngineRunSerializer(runs_of_batch(batch), many=True).data)
+
+    @extend_schema_field(BatchRunSerializer(many=True))
+    def get_runs(self, batch: Batch) -> list[dict[str, Any]]:
+        return list(BatchRunSerializer(spells_of_batch(batch), many=True).data)
 
     @extend_schema_field(ProgressSerializer)
     def get_progress(self, batch: Batch) -> dict[str, Any]:

@@ -154,6 +154,24 @@ class Shard(models.Model):
         ]
 
 
+class BatchRun(models.Model):
+    """A spell in which an engine held rows of a batch, and what it did meanwhile: for these and whatever ran beside.
+
+    first_step: the engine's number of it. measured: as `EngineRun.measured`, of the steps of this spell alone.
+    """
+
+    batch = models.ForeignKey(Batch, on_delete=models.CASCADE, related_name="runs")
+    engine_run = models.ForeignKey(EngineRun, on_delete=models.CASCADE, related_name="batch_runs")
+    first_step = models.PositiveBigIntegerField()
+    began_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+    measured = models.JSONField(default=dict)
+    measured_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ("-began_at", "-pk")
+
+
 class Request(models.Model):
     """One prompt and its outcome, in a batch or on its own; the unit of usage, cost, evidence and replay."""
 

@@ -7,7 +7,7 @@ from django.db.models import Count, Max, Min, Q, QuerySet, Sum
 from django.utils import timezone
 
 from penstock.accounts.access import Person, visible_to
-from penstock.serving.models import Batch, Embedding, EngineHost, EngineRun, File, Request
+from penstock.serving.models import Batch, BatchRun, Embedding, EngineHost, EngineRun, File, Request
 
 RATE_WINDOW = timedelta(seconds=30)
 HOST_SILENT = timedelta(seconds=20)
@@ -83,6 +83,11 @@ def runs_of_host(host: EngineHost) -> QuerySet[EngineRun]:
 def runs_of_batch(batch: Batch) -> QuerySet[EngineRun]:
     """The engines that computed a batch's shards, the latest first. For those who may see the batch."""
     return EngineRun.objects.filter(shards__batch=batch).select_related("model_release").distinct()
+
+
+def spells_of_batch(batch: Batch) -> QuerySet[BatchRun]:
+    """What engines did while they held rows of a batch, the latest first. For those who may see the batch."""
+    return BatchRun.objects.filter(batch=batch).select_related("engine_run__model_release")
 
 
 def is_alive(host: EngineHost) -> bool:

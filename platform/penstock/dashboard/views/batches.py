@@ -21,7 +21,7 @@ from penstock.dashboard import charts
 from penstock.dashboard.access import viewer
 from penstock.dashboard.acts import REFUSALS, Act, confirm, refuse
 from penstock.dashboard.downloads import download
-from penstock.dashboard.engine_runs import shown
+from penstock.dashboard.engine_runs import shown_of_batch
 from penstock.dashboard.evidence_bundle import bundle
 from penstock.dashboard.evidence_check import verify_requests
 from penstock.dashboard.forms.batches import BatchFilter, BatchForm
@@ -38,7 +38,6 @@ from penstock.serving.selectors import (
     files_visible_to,
     progress,
     requests_visible_to,
-    runs_of_batch,
 )
 from penstock.serving.services import cancel_batch, create_batch, create_file
 from penstock.serving.services.batches import RUNNERS
@@ -125,6 +124,7 @@ def detail(request: HttpRequest, batch_id: str) -> HttpResponse:
     rows = requests_visible_to(user).filter(batch=batch)
     over = batch.status in Batch.TERMINAL
     leaves = ledger.entries(kind=REQUEST_FINISHED, batch=batch.pk)
+    runs, of_the_batch = shown_of_batch(batch)
     report = fairness_report(user=user, task=batch.task, batch=batch) if over and batch.total else None
     context = {
         **live_context(batch),
@@ -140,7 +140,8 @@ def detail(request: HttpRequest, batch_id: str) -> HttpResponse:
         "checkpoint": ledger.latest_checkpoint(),
         "key": ledger_key().verifier,
         "history": history(batch.pk),
-        "runs": [shown(run) for run in runs_of_batch(batch)],
+        "runs": runs,
+        "runs_of_the_batch": of_the_batch,
         "may_export": has_role(user, batch.team, *EXPORTERS),
         "may_cancel": batch.status in CANCELLABLE and has_role(user, batch.team, *RUNNERS),
     }

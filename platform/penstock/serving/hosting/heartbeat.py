@@ -44,6 +44,7 @@ class Heartbeat:
         leases.renew(self.host.owner)
         written = {"url": self.url, "facts": self.facts, "state": self.state(), "heartbeat_at": Now()}
         self.host.engines.measure()
+        self.host.batch_runs.measure()
         if not self.enrolled:
             end_runs_of(host=self.host.engines.host, but=self.host.engines.run_ids())
             leases.end_leases_of_the_dead(self.host.name)

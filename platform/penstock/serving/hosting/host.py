@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from penstock.config import config
+from penstock.serving.hosting.batch_runs import BatchRuns
 from penstock.serving.hosting.engines import EnginePool
 
 # A live request is told of for this long after its end, while its caller records it.
@@ -24,6 +25,7 @@ class EngineHostProcess:
     name: str = field(default_factory=socket.gethostname)
     owner: str = ""
     engines: EnginePool = field(default_factory=EnginePool)
+    batch_runs: BatchRuns = field(default_factory=BatchRuns)
     stopping: threading.Event = field(default_factory=threading.Event)
     _shards: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     _live: dict[str, float | None] = field(default_factory=dict)

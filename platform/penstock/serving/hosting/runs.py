@@ -9,10 +9,11 @@ from django.db.models.functions import Now
 
 from governance.ledger.services import record
 from penstock.registry.models import ModelRelease
-from penstock.serving.models import EngineRun, Shard
+from penstock.serving.models import BatchRun, EngineRun, Shard
 
 if TYPE_CHECKING:
     from inference.engine import Engine
+    from inference.engine.stats import EngineStats
     from inference.planner.meter import RunReport
 
 
@@ -70,6 +71,8 @@ def end_run(*, run_id: int, engine: "Engine") -> None:
 
 def end_runs_of(*, host: str, but: Collection[int]) -> int:
     """Ends what a host that has started anew had loaded before it was killed: all but these."""
+    forgotten = BatchRun.objects.filter(engine_run__host=host, ended_at=None).exclude(engine_run__in=but)
+    forgotten.update(ended_at=Now())
     return EngineRun.objects.filter(host=host, ended_at=None).exclude(pk__in=but).update(ended_at=Now())
 
 
@@ -83,28 +86,63 @@ def bound_by(report: "RunReport") -> str:
     """ "disk", or what the report names ("memory", "arithmetic", "overhead", "idle"); "" while that is not known."""
     if report.busy_seconds and report.waited_seconds > report.busy_seconds / 2:
         return "disk"
-    return report.bound_by if report.fraction_of_limit is not None else ""
+    if report.fraction_of_limit is None:
+        return ""
+    return "idle" if report.bound_by == "idle time" else report.bound_by
 
 
-def measured(engine: "Engine") -> dict[str, Any]:
-    """Figures of an engine since it was loaded, those of its report that a page shows; {} before its first step."""
+def measured(engine: "Engine", *, before: "EngineStats | None" = None) -> dict[str, Any]:
+    """Figures of an engine since it was loaded, or since it told `before`: those of its report that a page shows.
+
+    {} before its first step. Counts are of all steps; rates and shares of the last ones where these are very many
+    (`steps_left_out`).
+    """
     stats = engine.stats()
-    if not stats.steps:
+    since = 0 if before is None else before.steps
+    if stats.steps <= since:
         return {}
-    report = engine.report()
+    report = engine.report(since=since)
+    busy, output_tokens, hits = stats.busy_seconds, stats.output_tokens, stats.prefix_hit_tokens
+    if before is not None:
+        busy -= before.busy_seconds
+        output_tokens -= before.output_tokens
+        hits -= before.prefix_hit_tokens
     return {
-        "steps": stats.steps,
-        "busy_seconds": stats.busy_seconds,
-        "output_tokens": stats.output_tokens,
-        "output_tokens_per_s": stats.output_tokens / stats.busy_seconds if stats.busy_seconds else None,
+        "steps": stats.steps - since,
+        "steps_left_out": report.steps_left_out,
+        "busy_seconds": busy,
+        "output_tokens": output_tokens,
+        "output_tokens_per_s": output_tokens / busy if busy else None,
         "prefill_tokens_per_s": report.prefill_tokens_per_s,
         "decode_tokens_per_s": report.decode_tokens_per_s,
-        "mean_batch_size": stats.mean_batch_size,
-        "prefix_hit_tokens": stats.prefix_hit_tokens,
+        "mean_batch_size": report.mean_batch_size,
+        "prefix_hit_tokens": hits,
         "streamed_bytes": report.streamed_bytes,
         "streamed_bytes_per_s": report.streamed_bytes_per_s,
         "waited_seconds": report.waited_seconds,
         "fraction_of_limit": report.fraction_of_limit,
         "bound_by": bound_by(report),
+        "shares": time_shares(report),
         "batch_size_over_time": [list(point) for point in report.batch_size_over_time],
     }
+
+
+def time_shares(report: "RunReport") -> dict[str, float]:
+    """Where the time from the first step to the last went; they add up to 1.
+
+    `memory` and `arithmetic`: what the roofline says these need, where the host's limits are known. `disk`: steps
+    waiting for weights. `idle`: between steps. `other`: the rest of the steps.
+    """
+    if not report.wall_seconds:
+        return {}
+    known = {
+        "memory": report.memory_share,
+        "arithmetic": report.arithmetic_share,
+        "disk": report.waited_seconds / report.wall_seconds,
+        "idle": report.idle_share,
+    }
+    shares = {name: share for name, share in known.items() if share is not None}
+    # Weights are multiplied with while others are waited for: what exceeds 1 was both at once.
+    spread = max(1.0, sum(shares.values()))
+    shares = {name: share / spread for name, share in shares.items()}
+    return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}

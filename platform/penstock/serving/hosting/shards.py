@@ -5,6 +5,7 @@ import logging
 import queue
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -96,8 +97,7 @@ class ShardRun:
         shard = self.claim.shard
         release = shard.batch.model_release
         try:
-            with self.host.engines.use(release) as engine:
-                self._tie(release)
+            with self.host.engines.use(release) as engine, self._tied(release, engine):
                 try:
                     if shard.batch.endpoint == EMBEDDINGS:
                         self._embed(engine)
@@ -120,10 +120,16 @@ class ShardRun:
             dispatch.wake_finalize(shard.batch_id)
         return True
 
-    def _tie(self, release: ModelRelease) -> None:
-        run_id = self.host.engines.run_id(release)
-        if run_id is not None:
-            tie_shard(shard_id=self.claim.shard.pk, fence=self.claim.lease.fence, run_id=run_id)
+    @contextmanager
+    def _tied(self, release: ModelRelease, engine: "Engine") -> Iterator[None]:
+        """Remembers which engine computes the shard, and has what it does meanwhile counted for the batch."""
+        shard, run_id = self.claim.shard, self.host.engines.run_id(release)
+        if run_id is None:
+            yield
+            return
+        tie_shard(shard_id=shard.pk, fence=self.claim.lease.fence, run_id=run_id)
+        with self.host.batch_runs.holding(shard.batch_id, run_id, engine):
+            yield
 
     def _embed(self, engine: "Engine") -> None:
         """Requests for embeddings, some at a time; those that are left when the batch ends, end with it."""
