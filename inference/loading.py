@@ -13,7 +13,7 @@ import platformdirs
 import torch
 
 from inference.cache.pages import PagePool, pages_for
-from inference.cache.spilled import READERS, SpilledCache
+from inference.cache.spilled import SpilledCache
 from inference.device.loading import OnDevice, load_on_device, planned_on_device
 from inference.device.memory import chosen_device
 from inference.errors import MemoryBudgetError, SettingError, StoreError
@@ -248,9 +248,8 @@ def _planned_cache(config: DecoderConfig, plan: Plan, kind: CacheKind, images: P
     placement = plan.placement
     if not placement.spilled:
         return KeyValueCache(config, plan.cache_pages, kind)
-    readers = placement.readers or READERS
     # What is streamed lies on the same disk: the plan has measured that one.
-    return SpilledCache(config, plan.cache_pages, kind, placement.spilled, images_folder(images), readers=readers)
+    return SpilledCache(config, plan.cache_pages, kind, placement.spilled, images_folder(images))
 
 
 def choose_kernels(config: DecoderConfig, compute: Compute) -> Kernels:

@@ -210,12 +210,10 @@ class Scheduler:
         above: only those more urgent than that, and nobody's pages are taken away.
         """
         blocked = False  # the first of those who wait does not find its pages; later ones wait behind it
-        # Pages that the running need for the tokens they have, and one more each to grow by. Ahead of others' step,
-        # nobody need grow before the next.
-        promised = 0
-        if self._waiting:
-            promised = sum(_lacking(sequence) for sequence in self.running)
-            promised += len(self.running) if above is None else 0
+        # Pages that the running need for the tokens they have, and one more to grow by. Ahead of others' step, nobody
+        # need grow before the next.
+        growing = above is None
+        promised = sum(_promised(sequence, growing) for sequence in self.running) if self._waiting else 0
         while True:
             waiting = None if blocked else self._first_waiting()
             paused = min(self.paused, key=_order, default=None)
@@ -228,14 +226,14 @@ class Scheduler:
                 if candidate.request.priority >= displaced.request.priority:
                     return
             if candidate is waiting:
-                if not self._has_room(candidate, promised, preempting=above is None):
+                if not self._has_room(candidate, promised, preempting=growing):
                     blocked = True
                     continue
                 heapq.heappop(self._queue)
                 del self._waiting[candidate]
                 if self.share_prefixes:
                     self._find_prefix(candidate)
-                promised += _lacking(candidate) + (above is None)
+                promised += _promised(candidate, growing)
                 if candidate.started_at is None:
                     candidate.started_at = time.perf_counter()
             else:
@@ -269,7 +267,7 @@ class Scheduler:
             if victim is None or victim.request.priority <= sequence.request.priority:
                 return False
             if victim in self.running:
-                promised -= _lacking(victim) + 1
+                promised -= _promised(victim, preempting)
             self._preempt(victim)
 
     def _with_pages(self, chosen: list[Slice], *, preempting: bool) -> list[Slice]:
@@ -328,3 +326,9 @@ def _missing(piece: Slice) -> int:
 def _lacking(sequence: Sequence) -> int:
     """Pages that it needs for the tokens it has, and does not hold yet."""
     return max(0, pages_for(len(sequence.tokens)) - len(sequence.pages))
+
+
+def _promised(sequence: Sequence, growing: bool) -> int:
+    """What it lacks, and a page to grow by where its answer may yet need one: its last token is never stored."""
+    most = sequence.prompt_tokens + sequence.max_tokens - 1
+    return _lacking(sequence) + int(growing and pages_for(most) > pages_for(len(sequence.tokens)))

@@ -11,7 +11,7 @@ from typing import Any
 
 from inference.bench.prompts import Row, random_rows
 from inference.engine import Engine, EngineStats
-from inference.planner.meter import RunReport
+from inference.planner.meter import RunReport, StepWork
 from inference.request import Completion
 
 WARM_UP_ROWS = 4
@@ -25,6 +25,7 @@ class Run:
     seconds: float
     completions: list[Completion]
     report: RunReport
+    work: StepWork
     prefix_hit_tokens: int
     preemptions: int
     pauses: int
@@ -37,6 +38,7 @@ class Run:
             seconds,
             completions,
             engine.report(since=before.steps),
+            engine.step_work(since=before.steps),
             prefix_hit_tokens=after.prefix_hit_tokens - before.prefix_hit_tokens,
             preemptions=after.preemptions - before.preemptions,
             pauses=after.pauses - before.pauses,

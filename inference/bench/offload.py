@@ -25,6 +25,7 @@ from inference.memory.folders import images_folder
 from inference.model.layers import LayerReader
 from inference.model.linear import fastest_compute
 from inference.planner.disk import TrialFile
+from inference.planner.meter import StepWork
 from inference.planner.peaks import host_peaks
 from inference.planner.plan import Plan
 from inference.planner.planning import make_plan
@@ -89,7 +90,7 @@ def fractions_of_limit(
     seconds: float,
     streamed_bytes: int,
     disk_bytes_per_s: float | None,
-    operations: int,
+    work: StepWork,
     operations_per_s: float,
     own_kernels_seconds: float,
 ) -> dict[str, Any]:
@@ -97,16 +98,18 @@ def fractions_of_limit(
 
     fraction_of_limit: max(streamed bytes / disk rate, operations / peak rate) over the seconds. fraction_of_kernels:
     the same with the time that the engine's own kernels take for these steps by themselves in the place of the latter.
+    fraction_of_step_limits: as the first, each step at the slower of the two, one after the other.
     disk_bytes_per_s: None where nothing is streamed.
     """
     disk = streamed_bytes / disk_bytes_per_s if disk_bytes_per_s else 0.0
-    arithmetic = operations / operations_per_s
+    arithmetic = sum(work.operations) / operations_per_s
     return {
         "disk_seconds": disk,
         "arithmetic_seconds": arithmetic,
         "own_kernels_seconds": own_kernels_seconds,
         "bound_by": "disk" if disk > own_kernels_seconds else "arithmetic",
         "fraction_of_limit": max(disk, arithmetic) / seconds,
+        "fraction_of_step_limits": work.least_seconds(operations_per_s, disk_bytes_per_s) / seconds,
         "fraction_of_kernels": max(disk, own_kernels_seconds) / seconds,
     }
 
@@ -194,7 +197,7 @@ def _against_the_limit(run: Run, plan: Plan, disk_before: float | None) -> dict[
         seconds=run.seconds,
         streamed_bytes=report.streamed_bytes,
         disk_bytes_per_s=disk,
-        operations=report.operations,
+        work=run.work,
         operations_per_s=report.peak_operations_per_s,
         own_kernels_seconds=report.own_kernels_seconds,
     )

@@ -29,6 +29,7 @@ from inference.planner.workload import Workload
 SECONDS_A_RUN = 900
 PINNED_SHARES = (1.0, 0.5, 0.0)  # of the layers that fit
 TOLD = ("output_tokens_per_s", "seconds", "streamed_bytes", "bound_by", "fraction_of_limit", "within_memory")
+MEDIANS = ("output_tokens_per_s", "predicted_tokens_per_s", "seconds", "fraction_of_limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,26 @@ def offload_line(options: Sequence[str], under: Sequence[str] = ()) -> dict[str,
     return line
 
 
+def median_line(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Several runs of one point or plan as one: of what was measured and promised the medians, and the error of these.
+
+    The latest line's, for all else; the first failure, where there is one.
+    """
+    failed = next((line for line in lines if "failed" in line), None)
+    if failed is not None:
+        return failed
+    found = dict(lines[-1])
+    for name in MEDIANS:
+        if isinstance(found.get(name), (int, float)):
+            found[name] = statistics.median(line[name] for line in lines)
+    promised = found.get("predicted_tokens_per_s")
+    if promised is not None and found.get("rate_error") is not None:
+        found["rate_error"] = round(promised / found["output_tokens_per_s"] - 1.0, 4)
+    if len(lines) > 1:
+        found["each"] = [line["output_tokens_per_s"] for line in lines]
+    return found
+
+
 def accuracy_summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Of the errors of prediction, as shares of the measured rate."""
     errors = [abs(line["rate_error"]) for line in lines if line.get("rate_error") is not None]
@@ -93,13 +114,15 @@ def accuracy_summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def grid(
     plan: Plan, wanted: Wanted, workload: Workload, batches: Sequence[int], budgets: Sequence[int]
 ) -> Iterator[Plan]:
-    """The planner's own plan, then all of the grid that fit: batch x token budget x cache kind x layers pinned."""
+    """The planner's own plan, then all of the grid that fit: batch x token budget x layers pinned.
+
+    All with the planner's kind of cache: another kind gives other results, so it is never the planner's to choose.
+    """
     yield plan
     seen = {_marks(plan)}
-    kinds = tuple(dict.fromkeys([plan.cache, *wanted.kernels().cache_kinds]))
-    for batch, budget, kind in itertools.product(batches, budgets, kinds):
+    for batch, budget in itertools.product(batches, budgets):
         try:
-            fixed = plan_for(replace(wanted, max_batch=batch, token_budget=budget, cache=kind), workload)
+            fixed = plan_for(replace(wanted, max_batch=batch, token_budget=budget, cache=plan.cache), workload)
         except MemoryBudgetError:
             continue
         for share in PINNED_SHARES:
@@ -123,55 +146,62 @@ def _marks(plan: Plan) -> tuple[object, ...]:
 
 
 def _accuracy(options: argparse.Namespace) -> None:
-    lines: list[dict[str, Any]] = []
-    for point in options.point:
-        told: dict[str, Any] = {
-            "model": point.model.name,
-            "memory": point.memory,
-            "batch": point.rows,
-            "prompt": point.prompt,
-            "new": point.new,
-        }
-        try:
-            line = offload_line([*point.options(), *_threads(options)], _under(options, point.memory))
-            told |= {name: line[name] for name in TOLD}
-            told |= {"rate_error": line["rate_error"], "predicted_tokens_per_s": _predicted(line)}
-        except RunFailed as error:
-            told |= {"failed": str(error)}
-        lines.append(told)
-        print(json.dumps(told) if options.json else _sentence(told), flush=True)
-    summary = accuracy_summary(lines)
-    print(json.dumps(summary) if options.json else f"{summary}", flush=True)
+    lines: dict[Point, list[dict[str, Any]]] = {point: [] for point in options.point}
+    for _ in range(options.rounds):
+        for point, found in lines.items():
+            told: dict[str, Any] = {
+                "model": point.model.name,
+                "memory": point.memory,
+                "batch": point.rows,
+                "prompt": point.prompt,
+                "new": point.new,
+            }
+            try:
+                line = offload_line([*point.options(), *_threads(options)], _under(options, point.memory))
+                told |= {name: line[name] for name in TOLD}
+                told |= {"rate_error": line["rate_error"], "predicted_tokens_per_s": _predicted(line)}
+            except RunFailed as error:
+                told |= {"failed": str(error)}
+            found.append(told)
+            _show(told, options)
+    if options.rounds > 1:
+        for found in lines.values():
+            _show(median_line(found), options)
+    _show(accuracy_summary([median_line(found) for found in lines.values()]), options)
 
 
 def _grid(options: argparse.Namespace) -> None:
     point: Point = options.point
     wanted = Wanted(store_at(point.model), size(point.memory), options.threads)
     workload = Workload.uniform(point.rows, point.prompt, point.new)
-    chosen = plan_for(wanted, workload)
-    lines: list[dict[str, Any]] = []
+    plans = list(grid(plan_for(wanted, workload), wanted, workload, options.batches, options.token_budgets))
+    lines: list[list[dict[str, Any]]] = [[] for _ in plans]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
-        for plan in grid(chosen, wanted, workload, options.batches, options.token_budgets):
-            file.write_text(plan.to_json(), "utf-8")
-            told: dict[str, Any] = {
-                "chosen": plan is chosen,
-                "max_batch": plan.max_batch,
-                "token_budget": plan.token_budget,
-                "cache": plan.cache,
-                "pinned": len(plan.placement.pinned),
-            }
-            try:
-                line = offload_line(
-                    [*point.options(), "--plan", str(file), *_threads(options)], _under(options, point.memory)
-                )
-                told |= {name: line[name] for name in TOLD}
-            except RunFailed as error:
-                told |= {"failed": str(error)}
-            lines.append(told)
-            print(json.dumps(told) if options.json else _sentence(told), flush=True)
-    summary = grid_summary(lines)
-    print(json.dumps(summary) if options.json else f"{summary}", flush=True)
+        for _ in range(options.rounds):
+            for plan, found in zip(plans, lines, strict=True):
+                file.write_text(plan.to_json(), "utf-8")
+                told: dict[str, Any] = {
+                    "chosen": plan is plans[0],
+                    "max_batch": plan.max_batch,
+                    "token_budget": plan.token_budget,
+                    "cache": plan.cache,
+                    "pinned": len(plan.placement.pinned),
+                }
+                try:
+                    line = offload_line(
+                        [*point.options(), "--plan", str(file), *_threads(options)], _under(options, point.memory)
+                    )
+                    told |= {name: line[name] for name in TOLD}
+                except RunFailed as error:
+                    told |= {"failed": str(error)}
+                found.append(told)
+                _show(told, options)
+    _show(grid_summary([median_line(found) for found in lines]), options)
+
+
+def _show(line: dict[str, Any], options: argparse.Namespace) -> None:
+    print(json.dumps(line) if options.json else _sentence(line), flush=True)
 
 
 def grid_summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -212,6 +242,9 @@ def _add(workloads: Any, name: str, text: str) -> argparse.ArgumentParser:
         "--under",
         metavar="COMMAND",
         help='put before each run; "{memory}" stands for its bytes, as in "./capped.sh {memory}"',
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="times that all is run, one after the other; medians count (default 1)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line, the summary last")
     return parser

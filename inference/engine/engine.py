@@ -21,7 +21,7 @@ from inference.errors import SettingError, StoreError
 from inference.fitting import CacheChoice, workspace_bytes
 from inference.loading import ComputeChoice, LoadedModel, load_model
 from inference.parallelism import ThreadGovernor
-from inference.planner.meter import RunReport
+from inference.planner.meter import RunReport, StepWork
 from inference.planner.peaks import HostPeaks, host_peaks
 from inference.planner.plan import Plan
 from inference.planner.work import model_matrices
@@ -283,6 +283,10 @@ class Engine:
         """
         accounts, config = self._batch.accounts, self._model.decoder.config
         return accounts.meter.report(accounts.work, self.peaks(measure=False), model_matrices(config), since=since)
+
+    def step_work(self, *, since: int = 0) -> StepWork:
+        """What each of those steps computed and read from disk."""
+        return self._batch.accounts.meter.work(self._batch.accounts.work, since=since)
 
     def operations(self, prompt_tokens: int, output_tokens: int) -> int:
         """Arithmetic operations of one request that is computed from its first token to its last."""

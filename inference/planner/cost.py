@@ -1,18 +1,12 @@
 """What a workload takes on a plan: each step by measured rates, the steps as the scheduler would form them.
 
-A step computes its layers one after the other while readers fetch what the next ones need, across layers and steps.
-Both want the processor and the memory, so each is slower while the other goes on, by measured factors:
+A step computes its layers one after the other while readers fetch what the next ones need, across layers and steps; so
+it takes what is slower, and reads cost the arithmetic beside them some processor and memory, by measured rates:
 
-    c = seconds of arithmetic alone         d = bytes / disk rate
-    b = how many times longer arithmetic takes beside reads        r = share of the disk's rate left beside arithmetic
+    step = max(bytes / stream rate, arithmetic + bytes * read cost)
 
-Arithmetic ends first where c b <= d / r: the rest of the reads then goes on at full rate. Otherwise reads end first,
-and the rest of the arithmetic is done alone:
-
-    step = d + c b (1 - r)              or              step = c + d / r (1 - 1 / b)
-
-and to either comes making the step ready. Within a step rows of prompts go beside decoding ones, as far as the token
-budget goes; a row's context grows as it decodes.
+Within a step rows of prompts go beside decoding ones, as far as the token budget goes; a row's context grows as it
+decodes.
 """
 
 from __future__ import annotations
@@ -34,7 +28,7 @@ BATCHES_RUN = 6
 @dataclass(frozen=True, slots=True)
 class StepLoad:
     """What a step computes. decode_tokens: context of all decoding rows; prompt_pairs: of all prompts' rows; yielding:
-    rows whose logits are wanted.
+    rows whose logits are wanted; prompts: of which a piece is computed.
     """
 
     decode_rows: int
@@ -42,6 +36,7 @@ class StepLoad:
     prompt_rows: int
     prompt_pairs: float
     yielding: int
+    prompts: int = 0
 
     @property
     def rows(self) -> int:
@@ -63,7 +58,7 @@ class StepCost:
     """How long a step takes where `layers` layers compute.
 
     streamed_bytes: of weights read in each step. spilled_page_bytes: of one page in all spilled layers together; these
-    are read and written as far as a step uses them. Rates in bytes a second.
+    are read and written as far as a step uses them. Rates in bytes a second, beside arithmetic.
     """
 
     rates: LayerRates
@@ -75,27 +70,27 @@ class StepCost:
     write_bytes_per_s: float
 
     def arithmetic_seconds(self, load: StepLoad) -> float:
-        """With nothing beside it."""
-        layer = self.rates.layer_seconds(self.cache, load.rows, load.decode_tokens, load.prompt_pairs)
-        return self.layers * layer + self.rates.head_seconds(load.yielding)
+        """With nothing beside it, making the step ready included."""
+        layer = self.rates.layer_seconds(self.cache, load.rows, load.decode_rows, load.decode_tokens, load.prompt_pairs)
+        ready = self.rates.batch_seconds(load.decode_rows + load.prompts)
+        return self.layers * layer + self.rates.head_seconds(load.yielding) + ready
+
+    def _read_bytes(self, load: StepLoad) -> float:
+        return self.streamed_bytes + self.spilled_page_bytes * load.pages_read
 
     def disk_seconds(self, load: StepLoad) -> float:
-        """With nothing beside it."""
-        read = self.streamed_bytes + self.spilled_page_bytes * load.pages_read
-        return read / self.read_bytes_per_s + self.spilled_page_bytes * load.pages_written / self.write_bytes_per_s
+        written = self.spilled_page_bytes * load.pages_written
+        return self._read_bytes(load) / self.read_bytes_per_s + written / self.write_bytes_per_s
+
+    def _beside_reads(self, load: StepLoad) -> float:
+        return self.arithmetic_seconds(load) + self._read_bytes(load) * self.rates.read_cost
 
     def waits(self, load: StepLoad) -> bool:
         """Whether arithmetic ends first."""
-        rates = self.rates
-        return self.arithmetic_seconds(load) * rates.beside_reads <= self.disk_seconds(load) / rates.reads_beside
+        return self._beside_reads(load) <= self.disk_seconds(load)
 
     def seconds(self, load: StepLoad) -> float:
-        rates, c, d = self.rates, self.arithmetic_seconds(load), self.disk_seconds(load)
-        if self.waits(load):
-            both = d + c * rates.beside_reads * (1 - rates.reads_beside)
-        else:
-            both = c + d / rates.reads_beside * (1 - 1 / rates.beside_reads)
-        return both + rates.batch_seconds(load.rows)
+        return max(self.disk_seconds(load), self._beside_reads(load))
 
 
 @dataclass(slots=True)
@@ -164,7 +159,7 @@ def _run(workload: Workload, max_batch: int, token_budget: int, cost: StepCost) 
         begun = begun + tokens - done * prompt
         prefilling -= done
         context = sum(group.count * (prompt + group.generated) for group in groups)
-        load = StepLoad(decoding, context, tokens, tokens * pairs_a_token, decoding + done)
+        load = StepLoad(decoding, context, tokens, tokens * pairs_a_token, decoding + done, -(-tokens // piece))
         seconds = cost.seconds(load)
         run.seconds += seconds
         run.prefill_seconds += seconds * tokens / load.rows

@@ -1,15 +1,20 @@
-"""What the disk under a folder gives: reads as the ring makes them, measured once and kept."""
+"""What the disk under a folder gives: reads as the ring makes them.
+
+Bytes that go into the same small buffer again and again stay in the processor's caches, and come a third faster than
+those that go to memory (2.1 against 1.5 GB/s on a virtual disk). The ring's go to memory, so these do.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 import xxhash
@@ -17,13 +22,15 @@ import xxhash
 from inference.errors import StoreError
 from inference.kernels.native.build import processor_marks
 from inference.memory.direct import CHUNK_BYTES, Buffer, DirectFile
-from inference.planner.measured import keep, kept, measured_place
+from inference.planner.measured import measured_place, sampled
 
-FORMAT = 2
-READERS = 2
+FORMAT = 5
+READERS = 4
+RING = 3  # buffers that they fill
 FILE_BYTES = 512 * 2**20
+BUFFER_BYTES = 32 * 2**20  # of each reader, gone through in a circle
 LEAST_FREE = 2 * 2**30
-LEAST_SECONDS = 2.0
+LEAST_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +52,22 @@ class DiskRate:
 def disk_rate(folder: Path, *, again: bool = False, readers: int = READERS) -> DiskRate:
     """The rate of the disk that holds the folder, from the cache, else measured now.
 
-    Measuring writes a file of FILE_BYTES into the folder, reads it for some seconds and removes it. StoreError where
-    there is no room for it. Kept by device, processor, readers and chunk size.
+    Measuring writes a file of FILE_BYTES into the folder, reads it for LEAST_SECONDS and removes it. StoreError where
+    there is no room for it. Kept by device, processor, readers and chunk size, as `measured.sampled` does.
     """
     folder.mkdir(parents=True, exist_ok=True)
     place = measured_place(
         "disks", [FORMAT, os.stat(folder).st_dev, processor_marks(), psutil.boot_time() // 60, readers, CHUNK_BYTES]
     )
-    found = None if again else kept(place)
-    if found is not None:
-        return DiskRate(**found)
-    with TrialFile(folder) as trial:
-        rate = DiskRate(
-            trial.read_for(LEAST_SECONDS, readers),
-            trial.write_bytes_per_s,
-            readers,
-            CHUNK_BYTES,
-            trial.direct,
-            datetime.now(UTC).isoformat(timespec="seconds"),
-        )
-    keep(place, asdict(rate))
-    return rate
+
+    def measure() -> tuple[dict[str, Any], bool]:
+        with TrialFile(folder) as trial:
+            rate = trial.read_for(LEAST_SECONDS, readers)
+            measured_at = datetime.now(UTC).isoformat(timespec="seconds")
+            found = DiskRate(rate, trial.write_bytes_per_s, readers, CHUNK_BYTES, trial.direct, measured_at)
+            return asdict(found), True
+
+    return DiskRate(**sampled(place, measure, again=again))
 
 
 class TrialFile:
@@ -102,32 +104,43 @@ class TrialFile:
         self._file.close()
         self._path.unlink(missing_ok=True)
 
-    def read_for(self, seconds: float, readers: int, meanwhile: Callable[[], object] | None = None) -> float:
-        """Bytes a second that so many threads read, for so long or as long as `meanwhile` takes."""
+    def read_for(self, seconds: float, readers: int) -> float:
+        """Bytes a second that so many threads read, for so long. Raises StoreError."""
         lock = threading.Lock()
         at, total, stopping = 0, 0, False
+        failures: list[StoreError] = []
+        buffers = [Buffer(BUFFER_BYTES) for _ in range(readers)]
+        for buffer in buffers:
+            buffer.tensor.fill_(0)  # memory that is really there
 
-        def read() -> None:
+        def read(buffer: Buffer) -> None:
             nonlocal at, total
-            buffer = Buffer(CHUNK_BYTES)
-            while not stopping:
+            for place in itertools.cycle(range(0, BUFFER_BYTES, CHUNK_BYTES)):
                 with lock:
+                    if stopping or failures:
+                        return
                     start, at = at, (at + CHUNK_BYTES) % FILE_BYTES
-                self._file.read(buffer.view, start)
-                xxhash.xxh3_64_digest(buffer.view)
+                chunk = buffer.view[place : place + CHUNK_BYTES]
+                try:
+                    self._file.read(chunk, start)
+                except StoreError as error:
+                    failures.append(error)
+                    return
+                xxhash.xxh3_64_digest(chunk)
                 with lock:
                     total += CHUNK_BYTES
 
-        threads = [threading.Thread(target=read, daemon=True) for _ in range(readers)]
+        threads = [threading.Thread(target=read, args=(buffer,), daemon=True) for buffer in buffers]
         started = time.perf_counter()
         for thread in threads:
             thread.start()
-        if meanwhile is None:
-            time.sleep(seconds)
-        else:
-            meanwhile()
+        while not failures and (time.perf_counter() - started < seconds or not total):
+            time.sleep(min(seconds, 0.01))
         read_bytes, elapsed = total, time.perf_counter() - started
-        stopping = True
+        with lock:
+            stopping = True
         for thread in threads:
             thread.join()
+        if failures:
+            raise failures[0]
         return read_bytes / elapsed

@@ -6,14 +6,22 @@ import hashlib
 import json
 import logging
 import os
+import statistics
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
 logger = logging.getLogger(__name__)
+
+# What a host gives changes with what else runs on it and beside it: a virtual machine was seen to compute at full and
+# at half speed by turns of ten seconds. What a run will meet is best told by the mean of several samples, not too old.
+FRESH_SECONDS = 60.0
+SAMPLES_SECONDS = 3600.0
+MOST_SAMPLES = 16
 
 
 def measured_folder() -> Path:
@@ -25,6 +33,32 @@ def measured_place(kind: str, marks: Iterable[object]) -> Path:
     """Where a measurement of that kind is kept, with those marks: of the host, the code and what was measured."""
     key = hashlib.sha256("\n".join(map(str, marks)).encode()).hexdigest()[:16]
     return measured_folder() / kind / f"{key}.json"
+
+
+def sampled(place: Path, measure: Callable[[], tuple[dict[str, Any], bool]], *, again: bool = False) -> dict[str, Any]:
+    """The mean of what was measured within SAMPLES_SECONDS, now too where that has not been done for FRESH_SECONDS.
+
+    measure: gives a sample, and whether this process had the processor to itself; where it had not, the sample is kept
+    only until there is another. Numbers, and lists of numbers, are averaged over the samples that have them; all else
+    is the latest sample's. again: measure now, and forget what was kept.
+    """
+    now = time.time()
+    samples = [] if again else (kept(place) or {}).get("samples", [])
+    samples = [one for one in samples if now - SAMPLES_SECONDS <= one["at"] <= now][-MOST_SAMPLES + 1 :]
+    if not samples or now - samples[-1]["at"] > FRESH_SECONDS:
+        values, sound = measure()
+        samples.append({"at": now, "values": values, "sound": sound})
+        samples = [one for one in samples if one["sound"]] or samples[-1:]
+        keep(place, {"samples": samples})
+    found = [one["values"] for one in samples]
+    return {name: _mean([one[name] for one in found if one[name] is not None]) for name in found[-1]}
+
+
+def _mean(values: list[Any]) -> Any:
+    latest = values[-1] if values else None
+    if isinstance(latest, list):
+        return [_mean(list(column)) for column in zip(*values, strict=True)]
+    return statistics.fmean(values) if isinstance(latest, float) else latest
 
 
 def kept(place: Path) -> dict[str, Any] | None:

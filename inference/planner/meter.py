@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -105,6 +106,20 @@ class RunReport:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What each step of a stretch computed, and read from disk."""
+
+    operations: tuple[int, ...]
+    streamed_bytes: tuple[int, ...]
+
+    def least_seconds(self, operations_per_s: float, disk_bytes_per_s: float | None) -> float:
+        """Each step at the slower of its arithmetic and its disk, one after the other. None: there is no disk."""
+        rate = disk_bytes_per_s or math.inf
+        steps = zip(self.operations, self.streamed_bytes, strict=True)
+        return sum(max(operations / operations_per_s, nbytes / rate) for operations, nbytes in steps)
+
+
 class StepMeter:
     """Remembers the last STEPS_KEPT steps in a fixed block of memory. Written by the stepping thread only."""
 
@@ -148,10 +163,26 @@ class StepMeter:
         since: int = 0,
     ) -> RunReport:
         """The steps from number `since` on, as far as they are kept. matrices: the model's."""
-        count = self.count
-        first = max(since, count - STEPS_KEPT, 0)
-        steps = self._steps[np.arange(first, count) % STEPS_KEPT]
+        first, steps = self._since(since)
         return _report(steps, first - min(since, first), formula, peaks, matrices)
+
+    def work(self, formula: WorkFormula, *, since: int = 0) -> StepWork:
+        """Of the steps from number `since` on, as far as they are kept."""
+        _, steps = self._since(since)
+        return StepWork(
+            tuple(formula.operations(shape) for shape in _shapes(steps)), tuple(steps["streamed_bytes"].tolist())
+        )
+
+    def _since(self, since: int) -> tuple[int, Any]:
+        first = max(since, self.count - STEPS_KEPT, 0)
+        return first, self._steps[np.arange(first, self.count) % STEPS_KEPT]
+
+
+def _shapes(steps: Any) -> list[StepShape]:
+    return [
+        StepShape(int(step["rows"]), int(step["logit_rows"]), int(step["pairs"]), int(step["context_tokens"]))
+        for step in steps
+    ]
 
 
 def _report(
@@ -167,10 +198,7 @@ def _report(
     prefill_seconds = float((steps["seconds"] * steps["prefill_rows"] / rows).sum())
     prefill = int(steps["prefill_rows"].sum())
     decode = int(steps["rows"].sum()) - prefill
-    shapes = [
-        StepShape(int(step["rows"]), int(step["logit_rows"]), int(step["pairs"]), int(step["context_tokens"]))
-        for step in steps
-    ]
+    shapes = _shapes(steps)
     operations = sum(formula.operations(shape) for shape in shapes)
     moved = sum(formula.bytes(shape) for shape in shapes)
     memory = arithmetic = own = 0.0

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from inference.cache.pages import pages_for
@@ -106,15 +107,19 @@ class HostPeaks:
         return self.read[-1].bytes_per_s
 
     def matrix_operations_per_s(self, rows: int, matrices: Iterable[Matrix]) -> float:
-        """Of the model's own matrices together, at the measured number of rows nearest below (else the least)."""
-        known = sorted({rate.rows for rate in self.matrix})
-        nearest = max((count for count in known if count <= rows), default=known[0])
-        rates = {(r.inputs, r.outputs): r.operations_per_s for r in self.matrix if r.rows == nearest}
-        weights = seconds = 0.0
+        """Of the model's own matrices together: seconds between those of the measured numbers of rows next to it."""
+        counts = sorted({rate.rows for rate in self.matrix})
+        rates = {(r.inputs, r.outputs, r.rows): r.operations_per_s for r in self.matrix}
+        operations = 0.0
+        seconds = [0.0] * len(counts)
         for matrix in matrices:
-            weights += matrix.inputs * matrix.outputs * matrix.times
-            seconds += matrix.inputs * matrix.outputs * matrix.times / rates[matrix.inputs, matrix.outputs]
-        return weights / seconds
+            one_row = 2.0 * matrix.inputs * matrix.outputs * matrix.times
+            operations += rows * one_row
+            for index, count in enumerate(counts):
+                seconds[index] += count * one_row / rates[matrix.inputs, matrix.outputs, count]
+        if rows >= counts[-1]:
+            return operations / (seconds[-1] * rows / counts[-1])
+        return operations / float(np.interp(rows, counts, seconds))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -25,10 +25,9 @@ from inference.kernels.base import CacheKind
 from inference.memory.direct import aligned
 from inference.memory.placement import LEAST_RING, Placement
 from inference.planner.cost import StepLoad
-from inference.planner.disk import READERS
+from inference.planner.disk import READERS, RING
 from inference.planner.sizes import ModelSizes
 
-RING = 3
 # Spilled pages are many small reads and writes, and cost the processor a copy each: not for a few percent.
 WORTH_SPILLING = 0.8
 

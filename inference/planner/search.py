@@ -21,10 +21,11 @@ from inference.planner.plan import Neighbour, Plan, Predicted
 from inference.planner.remedies import what_would_work
 from inference.planner.sizes import ModelSizes
 from inference.planner.workload import Workload
+from inference.scheduler import CHUNK_TOKENS
 
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 SPARE_SHARE = 0.06
-TOKEN_BUDGETS = (256, 512, 1024, 2048)
+TOKEN_BUDGETS = (256, 384, 512, 768, 1024, 1536, 2048)
 # Rows in so many batches of one size are tried too, so that the last batch is as full as the others.
 EVEN_BATCHES = 8
 MIB = 2**20
@@ -67,6 +68,11 @@ class Ground:
     rates: LayerRates
     disk: DiskRate
 
+    @property
+    def read_bytes_per_s(self) -> float:
+        """At which layers stream beside arithmetic; what the disk gives by itself where no step waited for it."""
+        return self.rates.stream_bytes_per_s or self.disk.bytes_per_s
+
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
@@ -102,12 +108,29 @@ def batch_sizes(rows: int) -> list[int]:
     return sorted(size for size in {*BATCHES, *even} if size <= min(rows, BATCHES[-1]))
 
 
+def token_budgets(workload: Workload, max_batch: int) -> list[int]:
+    """Those that are tried with so many sequences at a time.
+
+    Some spread prompts so that in every step as many begin as end: then each step has prompts to compute while the
+    disk is read for it. Where prompts come all at once, the disk has nothing to do at first, and arithmetic afterwards.
+    """
+    piece = min(round(workload.prompt.mean), CHUNK_TOKENS)
+    pieces = -(-round(workload.prompt.mean) // CHUNK_TOKENS)
+    steps = pieces + round(workload.new.mean) - 1  # of a row
+    each = -(-max_batch * pieces // steps)
+    spread = {max_batch - each + times * each * piece for times in (1, 2)}
+    return sorted({*TOKEN_BUDGETS, *(budget for budget in spread if TOKEN_BUDGETS[0] < budget < TOKEN_BUDGETS[-1])})
+
+
+def _budgets(ask: Ask, max_batch: int) -> list[int]:
+    return token_budgets(ask.workload, max_batch) if ask.token_budget is None else [ask.token_budget]
+
+
 def _candidates(ground: Ground) -> Iterator[_Candidate]:
     ask = ground.ask
     batches = batch_sizes(ask.workload.rows) if ask.max_batch is None else [ask.max_batch]
-    budgets = TOKEN_BUDGETS if ask.token_budget is None else (ask.token_budget,)
     for max_batch in batches:
-        for token_budget in budgets:
+        for token_budget in _budgets(ask, max_batch):
             found = _candidate(ground, ask.cache, max_batch, token_budget)
             if found is not None:
                 yield found
@@ -138,7 +161,7 @@ def _candidate(
     """The placement that gives the disk least to do for that batch; None where it does not fit."""
     ask, disk = ground.ask, ground.disk
     need = _need(ask, cache, max_batch, token_budget)
-    room = Room(ask.room_bytes, ask.disk_bytes, disk.bytes_per_s, disk.write_bytes_per_s)
+    room = Room(ask.room_bytes, ask.disk_bytes, ground.read_bytes_per_s, disk.write_bytes_per_s)
     placed = place(need, room, most_pinned)
     if placed is None:
         return None
@@ -148,7 +171,7 @@ def _candidate(
         len(ask.sizes.layers),
         placed.streamed_bytes,
         len(placed.placement.spilled) * ask.sizes.page_of_layer(cache),
-        disk.bytes_per_s,
+        ground.read_bytes_per_s,
         disk.write_bytes_per_s,
     )
     run = estimate(ask.workload, max_batch, token_budget, cost)
@@ -190,8 +213,8 @@ def _plan(ground: Ground, best: _Candidate, neighbours: tuple[Neighbour, ...]) -
             "disk_write_bytes_per_s": ground.disk.write_bytes_per_s,
             "arithmetic_seconds_of_a_decoding_step": best.cost.arithmetic_seconds(load),
             "disk_seconds_of_a_decoding_step": best.cost.disk_seconds(load),
-            "arithmetic_beside_reads": ground.rates.beside_reads,
-            "reads_beside_arithmetic": ground.rates.reads_beside,
+            "stream_bytes_per_s": ground.read_bytes_per_s,
+            "read_cost_seconds_per_gb": ground.rates.read_cost * 1e9,
         },
         neighbours=neighbours,
     )
@@ -210,9 +233,10 @@ def _neighbours(ground: Ground, best: _Candidate) -> Iterator[Neighbour]:
     for batch in (best.max_batch // 2, best.max_batch * 2):
         if 1 <= batch <= rows and ground.ask.max_batch is None:
             yield looked_at(f"{batch} sequences at a time", _candidate(ground, best.cache, batch, best.token_budget))
-    for budget in (best.token_budget // 2, best.token_budget * 2):
-        if budget in TOKEN_BUDGETS and ground.ask.token_budget is None:
-            yield looked_at(f"{budget} rows a step", _candidate(ground, best.cache, best.max_batch, budget))
+    budgets = _budgets(ground.ask, best.max_batch)
+    at = budgets.index(best.token_budget)
+    for budget in (*budgets[max(0, at - 1) : at], *budgets[at + 1 : at + 2]):
+        yield looked_at(f"{budget} rows a step", _candidate(ground, best.cache, best.max_batch, budget))
     pinned = len(best.placed.placement.pinned)
     if pinned:
         fewer = _candidate(ground, best.cache, best.max_batch, best.token_budget, most_pinned=pinned - 1)

@@ -12,8 +12,10 @@ import pytest
 from inference.bench.__main__ import main as bench
 from inference.bench.footprint import Footprint
 from inference.bench.offload import fractions_of_limit
-from inference.bench.plan_checks import Point, accuracy_summary, grid_summary
+from inference.bench.plan_checks import Point, accuracy_summary, grid_summary, median_line
 from inference.memory.budget import group_page_cache_bytes, group_peak_bytes
+from inference.memory.direct import CHUNK_BYTES
+from inference.planner.meter import StepWork
 
 PEER_KEYS = {"engine", "batch", "prompt", "new", "seconds", "output_tokens_per_s"}
 TEST = ["--batch", "4", "--prompt", "30", "--new", "4", "--threads", "1"]
@@ -31,7 +33,10 @@ def _small_measurements(tmp_path_factory: pytest.TempPathFactory, monkeypatch: p
     monkeypatch.setattr(peaks, "LARGE", 256)
     monkeypatch.setattr(peaks, "LIBRARY_ROWS", 8)
     monkeypatch.setattr(layer_rates, "WORKING_BYTES", 2**20)
-    monkeypatch.setattr(disk, "FILE_BYTES", disk.CHUNK_BYTES)
+    monkeypatch.setattr(layer_rates, "STREAMED_BYTES", 2**20)
+    monkeypatch.setattr(disk, "FILE_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr(layer_rates, "SECONDS", 0.0)
+    monkeypatch.setattr(layer_rates, "LEAST_ROUNDS", 1)
     monkeypatch.setattr(disk, "LEAST_SECONDS", 0.01)
     monkeypatch.setattr(offload, "DISK_SECONDS", 0.01)
     monkeypatch.setenv("PENSTOCK_IMAGES", str(folder / "images"))
@@ -94,8 +99,9 @@ def test_predictions_are_checked_in_processes_of_their_own(
     tiny_store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     points = [f"{tiny_store},4GB,2,8,3", f"{tiny_store},1MB,2,8,3"]
-    assert bench(["plan-accuracy", "--point", *points, "--threads", "1", "--json"]) == 0
-    first, second, summary = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert bench(["plan-accuracy", "--point", *points, "--threads", "1", "--rounds", "2", "--json"]) == 0
+    *rounds, first, second, summary = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert len(rounds) == 4 and first["each"] == [rounds[0]["output_tokens_per_s"], rounds[2]["output_tokens_per_s"]]
     assert (first["batch"], first["memory"]) == (2, "4GB") and first["predicted_tokens_per_s"] > 0
     assert "1000000" in second["failed"] or "memory" in second["failed"]
     assert (summary["points"], summary["measured"]) == (2, 1)
@@ -109,12 +115,14 @@ def test_a_point_is_read_from_its_right_end() -> None:
 
 
 def test_the_limit_is_the_slower_of_disk_and_arithmetic() -> None:
-    # 30 GB at 1.5 GB/s: 20 s; 40 T operations at 4 T/s: 10 s, 15 s by the engine's own kernels; it took 25 s.
+    # 30 GB at 1.5 GB/s: 20 s; 40 T operations at 4 T/s: 10 s, 15 s by the engine's own kernels; it took 25 s. Of two
+    # steps one took 8 s of arithmetic and 4 s of the disk, the other 2 s and 16 s: 24 s one after the other.
+    work = StepWork((32 * 10**12, 8 * 10**12), (6 * 10**9, 24 * 10**9))
     found = fractions_of_limit(
         seconds=25.0,
         streamed_bytes=30 * 10**9,
         disk_bytes_per_s=1.5e9,
-        operations=40 * 10**12,
+        work=work,
         operations_per_s=4e12,
         own_kernels_seconds=15.0,
     )
@@ -124,25 +132,28 @@ def test_the_limit_is_the_slower_of_disk_and_arithmetic() -> None:
         "own_kernels_seconds": 15.0,
         "bound_by": "disk",
         "fraction_of_limit": 0.8,
+        "fraction_of_step_limits": 0.96,
         "fraction_of_kernels": 0.8,
     }
     resident = fractions_of_limit(
         seconds=20.0,
         streamed_bytes=0,
         disk_bytes_per_s=None,
-        operations=40 * 10**12,
+        work=work,
         operations_per_s=4e12,
         own_kernels_seconds=15.0,
     )
-    assert (resident["bound_by"], resident["fraction_of_limit"], resident["fraction_of_kernels"]) == (
-        "arithmetic",
-        0.5,
-        0.75,
-    )
+    fractions = [resident[f"fraction_of_{limit}"] for limit in ("limit", "step_limits", "kernels")]
+    assert (resident["bound_by"], fractions) == ("arithmetic", [0.5, 0.5, 0.75])
 
 
 def test_errors_of_prediction_are_summed_up_over_what_was_measured() -> None:
-    lines = [{"rate_error": 0.1}, {"rate_error": -0.2}, {"failed": "killed"}, {"rate_error": 0.15}]
+    lines: list[dict[str, Any]] = [
+        {"rate_error": 0.1},
+        {"rate_error": -0.2},
+        {"failed": "killed"},
+        {"rate_error": 0.15},
+    ]
     assert accuracy_summary(lines) == {
         "points": 4,
         "measured": 3,
@@ -150,6 +161,20 @@ def test_errors_of_prediction_are_summed_up_over_what_was_measured() -> None:
         "error_median": 0.15,
         "error_largest": 0.2,
     }
+
+
+def test_of_several_rounds_the_medians_count() -> None:
+    rates = [(10.0, 12.0), (20.0, 13.0), (12.0, 9.0)]
+    lines: list[dict[str, Any]] = [
+        {"output_tokens_per_s": measured, "predicted_tokens_per_s": promised, "rate_error": 9.9, "seconds": 1.0}
+        for measured, promised in rates
+    ]
+    found = median_line(lines)
+    assert (found["output_tokens_per_s"], found["predicted_tokens_per_s"], found["rate_error"]) == (12.0, 12.0, 0.0)
+    assert found["each"] == [10.0, 20.0, 12.0]
+    failed = {"failed": "killed"}
+    assert median_line([lines[0], failed, lines[1]]) == failed
+    assert median_line(lines[:1])["rate_error"] == 0.2
 
 
 def test_the_choice_is_held_against_the_best_of_the_grid() -> None:

@@ -13,6 +13,7 @@ from inference.planner import hardware as hardware_module
 from inference.planner import measured as measured_module
 from inference.planner import peaks as peaks_module
 from inference.planner.disk import TrialFile, disk_rate
+from inference.planner.measured import sampled
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_hardware_is_told_in_words_with_what_was_written(quick: Path, capsys: py
     assert main(["hardware", "--folder", str(quick / "images"), "--threads", "1"]) == 0
     out, err = capsys.readouterr()
     assert f"a file of 8.39 MB is written in {quick / 'images'}, read and removed" in err
-    assert "by 2 readers, 4.19 MB at a time" in out and "control group" in out and "int8, 4-bit weights" in out
+    assert "by 4 readers, 4.19 MB at a time" in out and "control group" in out and "int8, 4-bit weights" in out
 
 
 def test_a_disk_without_room_is_not_filled(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,3 +71,32 @@ def test_the_trial_file_is_removed_though_measuring_fails(quick: Path) -> None:
 
 def test_sizes_are_written_for_people() -> None:
     assert [size(n) for n in (12, 4_194_304, 1.5e9, 2.56e13)] == ["12 B", "4.19 MB", "1.5 GB", "25.6 TB"]
+
+
+def test_rates_are_the_mean_of_samples_that_are_not_too_old(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = quick / "kept" / "rates.json"
+    clock = [1000.0]
+    monkeypatch.setattr(measured_module.time, "time", lambda: clock[0])
+    measured: list[dict[str, object]] = [
+        {"seconds": [1.0, 2.0], "rows": [1, 8], "rate": None, "at": "one"},
+        {"seconds": [3.0, 6.0], "rows": [1, 8], "rate": 4.0, "at": "two"},
+        {"seconds": [5.0, 7.0], "rows": [1, 8], "rate": 6.0, "at": "three"},
+    ]
+    coming = iter(measured)
+    sound = [True]
+
+    def found(after: float, *, again: bool = False) -> dict[str, object]:
+        clock[0] += after
+        return sampled(place, lambda: (next(coming), sound[0]), again=again)
+
+    assert found(0) == found(measured_module.FRESH_SECONDS) == measured[0]
+    assert found(1) == {"seconds": [2.0, 4.0], "rows": [1, 8], "rate": 4.0, "at": "two"}
+    assert found(measured_module.SAMPLES_SECONDS) == {"seconds": [4.0, 6.5], "rows": [1, 8], "rate": 5.0, "at": "three"}
+    # What is measured while others compute counts only where there is nothing else.
+    coming = iter(measured)
+    sound[0] = False
+    assert found(0, again=True) == measured[0]
+    sound[0] = True
+    assert found(measured_module.FRESH_SECONDS + 1) == measured[1]
+    sound[0] = False
+    assert found(measured_module.FRESH_SECONDS + 1) == measured[1]

@@ -21,10 +21,10 @@ from inference.planner import layer_rates as rates_module
 from inference.planner import measured as measured_module
 from inference.planner import placing as placing_module
 from inference.planner.cost import StepCost, StepLoad, decode_load, estimate
-from inference.planner.disk import DiskRate
+from inference.planner.disk import RING, DiskRate
 from inference.planner.layer_rates import AttentionSeconds, LayerRates
-from inference.planner.placing import RING, Need, Room, place, spread
-from inference.planner.search import Ask, Ground, batch_sizes, check, search
+from inference.planner.placing import Need, Room, place, spread
+from inference.planner.search import Ask, Ground, batch_sizes, check, search, token_budgets
 from inference.planner.sizes import ModelSizes
 from inference.planner.workload import Lengths, Workload
 
@@ -50,9 +50,9 @@ RATES = LayerRates(
     layer=(0.00101, 0.002),
     head=(0.002, 0.002),
     batch=(0.0, 0.0),
-    beside_reads=1.0,
-    reads_beside=1.0,
-    attention={"int8": AttentionSeconds(1e-6, 2e-6), "int4": AttentionSeconds(2e-6, 2e-6)},
+    stream_bytes_per_s=1e9,
+    read_cost=0.0,
+    attention={"int8": AttentionSeconds(0.0, 1e-6, 2e-6), "int4": AttentionSeconds(0.0, 2e-6, 2e-6)},
 )
 DISK = DiskRate(1e9, 5e8, 2, 4 * 2**20, True, "2026-12-01T00:00:00+00:00")
 
@@ -82,6 +82,12 @@ def test_a_step_in_memory_takes_its_layers_and_its_head() -> None:
     assert not cost().waits(load)
 
 
+def test_a_decoding_row_takes_more_than_a_prompts() -> None:
+    rates = replace(RATES, attention={"int8": AttentionSeconds(5e-6, 1e-6, 2e-6)})
+    more = cost(rates=rates).seconds(StepLoad(8, 100.0, 3, 6.0, 8)) - cost().seconds(StepLoad(8, 100.0, 3, 6.0, 8))
+    assert more == pytest.approx(4 * 8 * 5e-6)
+
+
 def test_a_streamed_step_takes_what_is_slower() -> None:
     load = StepLoad(1, 0.0, 0, 0.0, 1)
     arithmetic = 4 * 0.00101 + 0.002
@@ -90,14 +96,31 @@ def test_a_streamed_step_takes_what_is_slower() -> None:
     assert cost(streamed=20 * MB).waits(load)
 
 
-def test_reads_and_arithmetic_slow_each_other_down_while_both_go_on() -> None:
+def test_reads_cost_the_arithmetic_beside_them_some_time() -> None:
     load = StepLoad(1, 0.0, 0, 0.0, 1)
-    slower = replace(RATES, beside_reads=1.5, reads_beside=0.8)
-    arithmetic = 4 * 0.00101 + 0.002  # 6.04 ms, 9.06 ms beside reads
-    # 20 ms of reads: for 9.06 ms at 0.8 of the rate, 7.248 ms of work, then 12.752 ms alone.
-    assert cost(20 * MB, slower).seconds(load) == pytest.approx(0.00906 + 0.012752)
-    # 4 ms of reads take 5 ms, in which 5 / 1.5 ms of arithmetic are done; the rest alone.
-    assert cost(4 * MB, slower).seconds(load) == pytest.approx(0.005 + arithmetic - 0.005 / 1.5)
+    costly = replace(RATES, read_cost=0.5e-9)
+    arithmetic = 4 * 0.00101 + 0.002
+    # 4 MB cost 2 ms; 20 MB cost 10 ms, and 20 ms of the disk.
+    assert cost(4 * MB, costly).seconds(load) == pytest.approx(arithmetic + 0.002)
+    assert cost(20 * MB, costly).seconds(load) == pytest.approx(0.020)
+
+
+def test_rates_of_streaming_are_told_from_steps_that_wait_and_steps_that_do_not() -> None:
+    # 10 MB a layer: 10 ms where steps wait, 1 GB/s; of 100 rows 14 ms instead of 11 and 13 instead of 12: 2 ms longer.
+    alone = {8: [0.001, 0.001], 100: [0.011, 0.012]}
+    streamed = {8: [0.010, 0.010], 100: [0.014, 0.013]}
+    waited = {8: [0.8, 0.9], 100: [0.0, 0.05]}
+    rate, read_cost = rates_module.stream_rates(10 * MB, alone, streamed, waited)
+    assert rate == pytest.approx(1e9)
+    assert read_cost == pytest.approx(0.002 / (10 * MB))
+    quick = {rows: [0.0, 0.0] for rows in waited}
+    assert rates_module.stream_rates(10 * MB, alone, streamed, quick)[0] is None
+
+
+def test_a_batch_is_made_ready_by_pieces_of_sequences() -> None:
+    rates = replace(RATES, rows=(1, 11, 100), layer=(0.001,) * 3, head=(0.0,) * 3, batch=(0.001, 0.011, 0.1))
+    # 9 rows that decode, and 64 of 2 prompts.
+    assert cost(rates=rates).seconds(StepLoad(9, 0.0, 64, 0.0, 9, 2)) == pytest.approx(4 * 0.001 + 0.011)
 
 
 def test_spilled_pages_are_read_as_far_as_they_are_used_and_written_where_rows_are_new() -> None:
@@ -186,7 +209,7 @@ def test_a_plan_keeps_to_its_memory_and_says_why_its_neighbours_are_worse() -> N
     assert predicted is not None and predicted.peak_memory_bytes["host"] <= 45 * MB
     assert plan.placement.streams(4) and predicted.streamed_bytes_per_step > 0
     told = {neighbour.difference: neighbour for neighbour in plan.neighbours}
-    assert {"4 sequences at a time", "512 rows a step", "a cache in int4"} <= set(told)
+    assert {"4 sequences at a time", "384 rows a step", "a cache in int4"} <= set(told)
     assert predicted.output_tokens_per_s == pytest.approx(8 * 32 / predicted.seconds)
     assert plan.hardware["process_bytes"] == 2 * MB
 
@@ -218,6 +241,26 @@ def test_too_little_disk_is_told_apart_from_too_little_memory() -> None:
     assert 45 * MB <= least <= 45.1 * MB
 
 
+def test_budgets_that_spread_prompts_over_the_steps_are_tried() -> None:
+    # 128 sequences of 16 steps each: 8 begin and end in every step, 512 tokens of prompts beside 120 rows that decode.
+    assert 632 in token_budgets(Workload.uniform(512, 64, 16), 128)
+    # Of 600 tokens a prompt takes 3 steps, and a row 12: 16 sequences are computed 4 pieces of 256 a step.
+    assert 16 - 4 + 4 * 256 in token_budgets(Workload.uniform(512, 600, 10), 16)
+
+
+def test_spread_prompts_are_computed_while_the_disk_is_read() -> None:
+    # A row takes 0.4 ms in 4 layers, and the disk 120 ms a step. Of 64 sequences 4 begin and end in each step: 256 rows
+    # of prompts and 60 that decode take 126.4 ms, 160 times, and the last ones 15 steps more.
+    rates = replace(RATES, layer=(0.0001, 0.01), head=(0.0, 0.0), attention={"int8": AttentionSeconds(0.0, 0.0, 0.0)})
+    workload = Workload.uniform(640, 64, 16)
+    assert 316 in token_budgets(workload, 64)
+    spread, at_once = (estimate(workload, 64, budget, cost(120 * MB, rates)) for budget in (316, 2048))
+    assert spread.steps == 160 + 15
+    assert spread.seconds == pytest.approx(144 * 0.1264 + 31 * 0.120, rel=0.02)
+    # At once: 4096 rows of prompts take 1.6 s of each 64 sequences, and 15 more steps 120 ms each.
+    assert at_once.seconds == pytest.approx(10 * (1.6384 + 15 * 0.120), rel=0.1)
+
+
 def test_batches_that_part_the_rows_evenly_are_tried() -> None:
     assert {1000, 250, 500}.isdisjoint(batch_sizes(200))
     assert {100, 67, 50, 25} <= set(batch_sizes(200))
@@ -231,11 +274,15 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(disk_module, "LEAST_SECONDS", 0.05)
     for name, value in {
         "ROWS": (1, 8, 128),
+        "STREAMED_ROWS": (1, 8),
         "WORKING_BYTES": 1,
+        "STREAMED_BYTES": 2**20,
         "CONTEXT": 64,
         "CONTEXT_ROWS": 8,
         "PROMPT": 128,
-        "BESIDE_SECONDS": 0.05,
+        "PIECE": 32,
+        "LEAST_ROUNDS": 1,
+        "SECONDS": 0.0,
     }.items():
         monkeypatch.setattr(rates_module, name, value)
     return tmp_path
@@ -262,6 +309,36 @@ def test_the_plan_of_a_store_is_printed_and_as_json_is_what_the_engine_takes(
     engine = Engine.load(tiny_store, threads=1, plan=plan)
     done = engine.generate([[5, 6, 7]] * 6, SamplingParams(max_tokens=4, ignore_eos=True))
     assert all(len(one.token_ids) == 4 for one in done)
+
+
+def test_a_planned_engine_runs_as_many_sequences_at_once_as_were_planned(quick: Path, tiny_store: Path) -> None:
+    from inference.engine import Engine
+    from inference.loading import choose_kernels
+    from inference.model.layers import LayerReader
+    from inference.planner.planning import make_plan
+    from inference.request import SamplingParams
+    from inference.weights.store import StoreReader
+
+    reader = StoreReader(tiny_store)
+    for prompt, new in ((20, 4), (31, 2), (32, 2), (60, 40)):  # within a page, up to its end, over it
+        plan = make_plan(
+            LayerReader(reader, choose_kernels(reader.manifest.config, "int8")),
+            compute="int8",
+            cache="int8",
+            workload=Workload.uniform(6, prompt, new),
+            memory_bytes=10**9,
+            threads=1,
+            max_batch=6,
+            token_budget=1024,
+            images=quick / "images",
+        )
+        assert plan.cache_pages == 6 * pages_for(prompt + new)
+        engine = Engine.load(tiny_store, threads=1, plan=plan)
+        prompts = [[(7 * row + 3 * at) % 400 + 5 for at in range(prompt)] for row in range(6)]
+        engine.generate(prompts, SamplingParams(max_tokens=new, ignore_eos=True))
+        # All prompts fit into one step, and each step after it makes a token of every row.
+        stats = engine.stats()
+        assert (stats.steps, stats.mean_batch_size, stats.preemptions) == (-(-6 * prompt // 1024) + new - 1, 6, 0)
 
 
 @pytest.mark.parametrize(

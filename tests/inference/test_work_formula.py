@@ -12,7 +12,7 @@ from inference.memory.ring import StreamStats
 from inference.model.config import DecoderConfig, Experts
 from inference.planner import measured as measured_module
 from inference.planner import peaks as peaks_module
-from inference.planner.meter import STEPS_KEPT, StepMeter
+from inference.planner.meter import STEPS_KEPT, StepMeter, StepWork
 from inference.planner.peaks import AttentionRate, HostPeaks, MatrixRate, ReadRate
 from inference.planner.work import StepShape, WorkFormula, model_matrices
 from inference.request import SamplingParams
@@ -112,6 +112,8 @@ def test_a_report_sets_each_step_against_its_own_limit() -> None:
     assert report.bound_by == "memory"
     assert report.batch_size_over_time == ((0.0, 1.0), (110.0, 3.0))
     assert report.bytes == 65_500 + 1852
+    done = meter.work(work)
+    assert done == StepWork((work.operations(prefill), work.operations(decode)), (0, 0))
     only_the_last = meter.report(work, None, model_matrices(CONFIG), since=1)
     assert (only_the_last.steps, only_the_last.fraction_of_limit) == (1, None)
     assert "have not been measured" in only_the_last.line()
