@@ -13,7 +13,7 @@ from django.db import DatabaseError, InterfaceError, connection
 from django.db.models.functions import Now
 
 from penstock.serving.hosting.runs import measured
-from penstock.serving.models import BatchRun
+from penstock.serving.models import BatchRun, EngineRun
 
 if TYPE_CHECKING:
     from inference.engine import Engine
@@ -77,6 +77,8 @@ class BatchRuns:
                 return held
             before = engine.stats()
             try:
+                if not EngineRun.objects.filter(pk=run_id).exists():
+                    return None  # somebody has removed the engine's own row
                 row = BatchRun.objects.create(
                     batch_id=batch_id, engine_run_id=run_id, first_step=before.steps, began_at=Now()
                 )
