@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from inference import Completion, Engine, SamplingParams
+from inference.bench.tiny import write_tiny_model
 from inference.loading import load_model
 from inference.request import GenerationRequest
+from inference.weights import import_model
 
 BAD = 499  # the token whose row is damaged
 SAMPLING = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=2)
@@ -197,3 +200,25 @@ def test_a_sequence_that_comes_to_nan_while_it_decodes_ends_alone(make: Make) ->
     completion = patient.done["bad"]
     assert completion.token_ids == (BAD,) and patient.failed("bad")
     assert [patient.outcome(f"sane {index}") for index in range(2)] == expected
+
+
+@pytest.mark.parametrize("compute", ["int8", "fp32"])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("name", "all_of_them"),
+    [("model.embed_tokens", False), ("model.norm", True), ("model.layers.1.input_layernorm", True)],
+)
+def test_damage_in_a_models_file_is_told_to_the_requests_that_meet_it(
+    name: str, all_of_them: bool, wrong: float, compute: Any, tmp_path: Path
+) -> None:
+    write_tiny_model(tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(file)
+    tensors[f"{name}.weight"][7] = wrong  # of the embedding, a token's row
+    save_file(tensors, file)
+    import_model(tmp_path / "model", tmp_path / "store")
+    engine = Engine.load(tmp_path / "store", threads=1, compute=compute, max_batch=4, memory_bytes=256 * 1024**2)
+    met, spared = engine.generate([[5, 7, 8], [5, 6, 8]], SAMPLING)
+    assert met.finish_reason == "error" and "NaN or infinity" in str(met.error)
+    assert (spared.finish_reason == "error") == all_of_them
+    assert engine.stats().cache_pages_used == 0
