@@ -15,6 +15,7 @@ struct Matrix {
     const int32_t* corrections;
     int64_t tiles;
     int64_t outputs;
+    const float* bias;  // null where it has none
 };
 
 struct Layer {
@@ -58,9 +59,29 @@ struct Step {
     void* queries;
 };
 
-void multiply(const Matrix& m, const Rows& rows, int64_t first, int64_t count, float* y, int threads) {
-    penstock_matmul(rows.values + first * rows.stride, rows.stride, count, m.panels, m.nibbles, m.factors, m.group, m.scales,
+// y * scales + bias, in place: each rounded apart, as in model/feed_forward.py.
+void add_bias(float* y, const float* scales, const float* bias, int64_t rows, int64_t width, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (rows * width > WORTH_THREADS)
+    for (int64_t row = 0; row < rows; row++) {
+        float* here = y + row * width;
+        for (int64_t i = 0; i < width; i++) {
+            float scaled = here[i] * scales[row];
+            asm("" : "+x"(scaled));  // or the compiler would join the two
+            here[i] = scaled + bias[i];
+        }
+    }
+}
+
+// `count` of the rows from `first` on, of which values begins with the first; returns the scales that y is still to be
+// multiplied by, or null.
+const float* multiply(const Matrix& m, const uint8_t* values, const Rows& rows, int64_t first, int64_t count, float* y,
+                      int threads) {
+    penstock_matmul(values, rows.stride, count, m.panels, m.nibbles, m.factors, m.group, m.scales,
                     m.corrections, m.tiles, m.outputs, y, threads);
+    const float* scales = rows.scales + first;
+    if (!m.bias) return scales;
+    add_bias(y, scales, m.bias, count, m.outputs, threads);
+    return nullptr;
 }
 
 // x += added * scales, by the norm `post` where there is one; then x, normed by `weight`, into `normed` unless it is null.
@@ -75,26 +96,27 @@ void add(const Step& s, const float* scales, const float* post, const float* wei
     penstock_add_norm(s.x, added, scales, weight, s.epsilon, s.rows, s.width, UINT8, s.normed.values, s.normed.scales, threads);
 }
 
-void attend(const Step& s, const Layer& layer, void* pages) {
+// Returns the scales of what it leaves in `added`, as `multiply` does.
+const float* attend(const Step& s, const Layer& layer, void* pages) {
     const int threads = (int)s.threads;
-    multiply(layer.qkv, s.normed, 0, s.rows, s.projected, threads);
-    penstock_rotate_store(s.projected, s.normed.scales, s.rotations, s.slots, layer.cosines, layer.sines, s.rows, (int)s.heads,
+    const float* scales = multiply(layer.qkv, s.normed.values, s.normed, 0, s.rows, s.projected, threads);
+    penstock_rotate_store(s.projected, scales, s.rotations, s.slots, layer.cosines, layer.sines, s.rows, (int)s.heads,
                           (int)s.kv_heads, layer.q_norm, layer.k_norm, s.epsilon, (int)s.norm_all_heads,
                           layer.cosines ? (int)s.rotated : 0, s.query_scale, s.queries, pages, (int)s.cache_kind, threads);
     penstock_attend(s.queries, s.positions, pages, (int)s.cache_kind, s.starts, s.table, s.segments, s.table_width,
                     (int)s.kv_heads, (int)layer.window, s.softcap, s.rows, UINT8, s.attended.values, s.attended.scales,
                     s.scratch, threads);
-    multiply(layer.o, s.attended, 0, s.rows, s.added, threads);
+    return multiply(layer.o, s.attended.values, s.attended, 0, s.rows, s.added, threads);
 }
 
-void feed_forward(const Step& s, const Layer& layer) {
+const float* feed_forward(const Step& s, const Layer& layer) {
     const int threads = (int)s.threads;
     const int64_t inner = layer.gate_up.outputs / 2;
     const int64_t at_once = s.rows < 2 * layer.rows_at_once ? s.rows : layer.rows_at_once;
     for (int64_t first = 0; first < s.rows; first += at_once) {
         const int64_t count = first + at_once < s.rows ? at_once : s.rows - first;
-        multiply(layer.gate_up, s.normed, first, count, s.projected, threads);
-        const float* scales = s.normed.scales + first;
+        const uint8_t* normed = s.normed.values + first * s.normed.stride;
+        const float* scales = multiply(layer.gate_up, normed, s.normed, first, count, s.projected, threads);
         // Always in the same place, which stays in the caches.
         uint8_t* out = s.activated.values;
         if (s.activation == SILU)
@@ -102,8 +124,9 @@ void feed_forward(const Step& s, const Layer& layer) {
         else
             penstock_gelu_mul(s.projected, scales, count, inner, s.activation == GELU_TANH, UINT8, out,
                               s.activated.scales + first, threads);
-        multiply(layer.down, s.activated, 0, count, s.added + first * s.width, threads);
+        multiply(layer.down, out, s.activated, first, count, s.added + first * s.width, threads);
     }
+    return layer.down.bias ? nullptr : s.activated.scales;
 }
 
 }  // namespace
@@ -123,10 +146,10 @@ int64_t penstock_layers(const void* step, const void* layers, int64_t first, int
                           s.normed.scales, (int)s.threads);
     for (int64_t index = first; index < count; index++) {
         if (index > first && due && *due) return index;
-        attend(s, all[index], s.pages[index]);
-        add(s, s.attended.scales, all[index].attention_post_norm, all[index].mlp_norm);
-        feed_forward(s, all[index]);
-        add(s, s.activated.scales, all[index].mlp_post_norm, index + 1 < count ? all[index + 1].attention_norm : nullptr);
+        const float* scales = attend(s, all[index], s.pages[index]);
+        add(s, scales, all[index].attention_post_norm, all[index].mlp_norm);
+        scales = feed_forward(s, all[index]);
+        add(s, scales, all[index].mlp_post_norm, index + 1 < count ? all[index + 1].attention_norm : nullptr);
     }
     return count;
 }

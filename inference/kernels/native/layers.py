@@ -34,6 +34,7 @@ class _Matrix(ctypes.Structure):
         ("corrections", _P),
         ("tiles", _N),
         ("outputs", _N),
+        ("bias", _P),
     )
 
 
@@ -93,13 +94,18 @@ class _Step(ctypes.Structure):
     )
 
 
-class _Parts(NamedTuple):
-    """A layer's products, none of which adds anything."""
+class _Product(NamedTuple):
+    matrix: PackedProduct
+    bias: torch.Tensor | None
 
-    qkv: PackedProduct
-    o: PackedProduct
-    gate_up: PackedProduct
-    down: PackedProduct
+
+class _Parts(NamedTuple):
+    """A layer's products."""
+
+    qkv: _Product
+    o: _Product
+    gate_up: _Product
+    down: _Product
 
 
 class LayersTogether:
@@ -131,8 +137,8 @@ class LayersTogether:
             place.rows_at_once = rows_at_once if layer.feed_forward.nbytes <= CACHED_BYTES else _ALL_ROWS
         q_norm = layers[0].q_norm
         self._norms_all_heads = q_norm is not None and len(q_norm) > config.head_dim
-        self._widest = max(max(one.qkv.outputs, one.gate_up.outputs) for one in parts)
-        self._inner = max(one.gate_up.outputs // 2 for one in parts)
+        self._widest = max(max(one.qkv.matrix.outputs, one.gate_up.matrix.outputs) for one in parts)
+        self._inner = max(one.gate_up.matrix.outputs // 2 for one in parts)
 
     @classmethod
     def of(
@@ -143,7 +149,7 @@ class LayersTogether:
         rows_at_once: int,
         layers: Sequence[DecoderLayer],
     ) -> LayersTogether | None:
-        """None for layers with biases, experts or without a norm before each half, or whose products are watched."""
+        """None for layers with experts or without a norm before each half, or whose products are watched."""
         parts = [_parts(layer) for layer in layers]
         plain = [one for one in parts if one is not None]
         return cls(library, config, tables, rows_at_once, layers, plain) if len(plain) == len(layers) else None
@@ -223,20 +229,22 @@ def _parts(layer: DecoderLayer) -> _Parts | None:
     return _Parts(*packed) if len(packed) == len(products) else None
 
 
-def _product(affine: Affine) -> PackedProduct | None:
+def _product(affine: Affine) -> _Product | None:
     linear = affine.linear
-    return linear if affine.bias is None and isinstance(linear, PackedProduct) else None
+    return _Product(linear, affine.bias) if isinstance(linear, PackedProduct) else None
 
 
-def _matrix(product: PackedProduct) -> _Matrix:
-    panels, nibbles, factors = map(pointer, product.weights)
+def _matrix(product: _Product) -> _Matrix:
+    matrix, bias = product
+    panels, nibbles, factors = map(pointer, matrix.weights)
     return _Matrix(
         panels,
         nibbles,
         factors,
-        product.group,
-        product.scales.data_ptr(),
-        product.corrections.data_ptr(),
-        product.tiles,
-        product.outputs,
+        matrix.group,
+        matrix.scales.data_ptr(),
+        matrix.corrections.data_ptr(),
+        matrix.tiles,
+        matrix.outputs,
+        pointer(bias),
     )
