@@ -75,6 +75,8 @@ class Calibration:
         self._windows = [tokens[at : at + window] for at in range(0, len(tokens), window)]
         self._tokens = len(tokens)
         self._digest = hashlib.sha256(text.encode()).hexdigest()
+        self.is_used = False
+        """Whether any matrix's moments have been asked for and told."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -93,6 +95,7 @@ class Calibration:
         if observed.moments is None:
             self._read_for(observed)
         assert observed.moments is not None
+        self.is_used = True
         found: Array = observed.moments.numpy()
         return found
 

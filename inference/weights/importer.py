@@ -55,7 +55,8 @@ def import_model(
     float32, and room on disk for a copy of the source meanwhile. `progress` is called with (weights done, in all).
 
     Raises ModelFormatError (source), QuantizationError (NaN, infinity), StoreError (store exists, disk full). The store
-    appears whole or not at all. CalibrationError where the text cannot be read, or does not serve.
+    appears whole or not at all. CalibrationError where the text cannot be read, or does not serve, or where nothing is
+    rounded by it, since all is quantized already.
     """
     if quantize not in ("keep", "int4", "int8", "bf16"):
         raise ValueError(f"quantize is {quantize!r}; keep, int4, int8 or bf16 is expected")
@@ -66,6 +67,12 @@ def import_model(
     origin = open_source(Path(source))
     with _calibration(Path(source), Path(store), calibrate) as calibration, writing_store(Path(store)) as writer:
         _write_tensors(origin, writer, quantize, group_size, calibration, progress)
+        if calibration is not None and not calibration.is_used:
+            # Else the manifest would tell of a rounding that never took place.
+            raise CalibrationError(
+                f"no matrix would be rounded by {calibrate}: {origin.path.name} is quantized already, and is taken "
+                "over as it is; import it without a calibration text"
+            )
         with reading(Path(source)):
             tokenizer_files, model_files = origin.tokenizer_files(), origin.model_files()
         for name, content in (tokenizer_files | model_files).items():

@@ -13,7 +13,7 @@ from django.utils import timezone
 from inference.memory.placement import Placement
 from inference.planner.plan import Plan, Predicted
 from inference.planner.workload import Workload
-from penstock.serving.models import EngineHost, EngineRun, Shard
+from penstock.serving.models import Batch, EngineHost, EngineRun, Shard
 
 pytestmark = pytest.mark.django_db
 
@@ -155,6 +155,21 @@ def test_the_hosts_page_shows_the_machine_and_its_engines_in_both_languages(
     client.post("/language/", {"language": "zh-hant"})
     assert "2 層留在記憶體中" in text_of(client.get("/hosts/night-host/"))
     assert client.get("/hosts/no-such-host/").status_code == 404
+
+
+def test_a_batch_that_waits_for_its_model_says_which_host_loads_it(
+    run: EngineRun, world: Any, people: Any, as_person: Callable[[Any], Any]
+) -> None:
+    Batch.objects.filter(pk=world.done.pk).update(status="in_progress", completed_at=None)
+    client = as_person(people.operator)
+    page = f"/batches/{world.done.pk}/live/"
+    assert "is loading" not in text_of(client.get(page))
+    loading = {"status": "running", "engines": [], "loading": world.release.name, "memory_budget_bytes": 3 * 10**9}
+    EngineHost.objects.update(state=loading)
+    assert f"night-host is loading {world.release.name}." in text_of(client.get(page))
+    shown = text_of(client.get("/hosts/night-host/"))
+    assert f"loading {world.release.name} …" in shown and "3.00 GB of memory, all together" in shown
+    assert f"loading {world.release.name} …" in text_of(client.get("/"))
 
 
 def test_rest_gives_a_batchs_engine_runs_with_their_plans(

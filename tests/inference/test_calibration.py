@@ -199,6 +199,16 @@ def test_a_text_that_does_not_serve_is_refused_and_leaves_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["binary.txt", "empty.txt"]
 
 
+def test_a_source_that_is_quantized_already_is_not_called_calibrated(
+    chat_folder: tuple[Path, Any], text: Path, tmp_path: Path
+) -> None:
+    folder, _ = chat_folder
+    import_model(folder, tmp_path / "four", quantize="int4", group_size=64)
+    with pytest.raises(CalibrationError, match="four is quantized already"):
+        import_model(tmp_path / "four", tmp_path / "store", quantize="int4", calibrate=text)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["calibration.txt", "four"]
+
+
 def test_a_store_is_imported_again_at_another_precision(tiny_folder: Path, tmp_path: Path) -> None:
     import_model(tiny_folder, tmp_path / "wide")
     direct = import_model(tiny_folder, tmp_path / "direct", quantize="int8", group_size=64)

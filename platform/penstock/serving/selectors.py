@@ -7,6 +7,7 @@ from django.db.models import Count, Max, Min, Q, QuerySet, Sum
 from django.utils import timezone
 
 from penstock.accounts.access import Person, visible_to
+from penstock.registry.models import ModelRelease
 from penstock.serving.models import Batch, BatchRun, Embedding, EngineHost, EngineRun, File, Request
 
 RATE_WINDOW = timedelta(seconds=30)
@@ -73,6 +74,11 @@ def embedding_of(request: Request) -> Embedding | None:
 def engine_hosts() -> QuerySet[EngineHost]:
     """The installation's hosts; whoever is signed in may see them."""
     return EngineHost.objects.all()
+
+
+def hosts_loading(release: ModelRelease) -> list[EngineHost]:
+    """The hosts that are loading a release just now. For those who may see what waits for it."""
+    return [host for host in EngineHost.objects.filter(state__loading=release.name) if is_alive(host)]
 
 
 def runs_of_host(host: EngineHost) -> QuerySet[EngineRun]:

@@ -36,6 +36,7 @@ from penstock.serving.selectors import (
     Progress,
     batches_visible_to,
     files_visible_to,
+    hosts_loading,
     progress,
     requests_visible_to,
 )
@@ -165,6 +166,7 @@ def live_context(batch: Batch) -> dict[str, object]:
         "elapsed_seconds": (end - (batch.in_progress_at or batch.created_at)).total_seconds(),
         "deadline_seconds": (batch.expires_at - timezone.now()).total_seconds(),
         "parts": progress_parts(now),
+        "loading": [] if over else hosts_loading(batch.model_release),
         "news": news(batch, now),
     }
 

@@ -63,6 +63,8 @@ class EnginePool:
         self._loading = threading.Lock()  # one load at a time: two at once would both count the same free memory
         self._closed = False
         self._budget_bytes: int | None = None
+        self.being_loaded = ""
+        """The release that is being loaded just now, which may take minutes; "" where none is."""
 
     @contextmanager
     def use(self, release: ModelRelease) -> "Iterator[Engine]":
@@ -102,6 +104,11 @@ class EnginePool:
             for one in loaded
         ]
 
+    @property
+    def budget_bytes(self) -> int | None:
+        """For all engines together; None before the first one is wanted."""
+        return self._budget_bytes
+
     def close(self) -> None:
         """Stops every engine; what still ran in them ends as cancelled."""
         with self._lock:
@@ -131,6 +138,7 @@ class EnginePool:
 
     def _load(self, release: ModelRelease) -> Loaded:
         started = time.monotonic()
+        self.being_loaded = release.name
         try:
             engine = load_engine(release, memory_bytes=self._make_room(release))
         except InferenceError as error:
@@ -138,6 +146,8 @@ class EnginePool:
                 _("The model release '%(name)s' cannot be loaded: %(why)s") % {"name": release.name, "why": error},
                 passing=False,
             ) from error
+        finally:
+            self.being_loaded = ""
         engine.start()
         seconds = time.monotonic() - started
         logger.info("loaded %s in %.1f s", release.name, seconds)

@@ -60,6 +60,8 @@ class Heartbeat:
             "pid": os.getpid(),
             "engines": engines,
             "releases": [engine["release"] for engine in engines],
+            "loading": self.host.engines.being_loaded,
+            "memory_budget_bytes": self.host.engines.budget_bytes,
             "running": sum(engine["running"] for engine in engines),
             "waiting": sum(engine["waiting"] for engine in engines),
             "shards": self.host.running_shards,
