@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from inference.errors import StoreError
 from inference.kernels.base import Kernels, Linear
 from inference.memory.image import ImageKey, LayerImage, UnitPlace, Views
 from inference.memory.image_making import Matrix, Unit, image_for
@@ -180,14 +181,28 @@ def layer_image(parts: LayerReader, folder: Path | None = None) -> LayerImage:
     folder: of images; `folders.images_folder` tells where they are kept otherwise.
     """
     config = parts.config
-    key = ImageKey(parts.reader.manifest.digest, parts.kernels.compute, _layout(parts.kernels))
     return image_for(
-        key,
+        _key(parts),
         lambda: _units(parts),
         total=config.layers + config.has_head,
         expected_bytes=matrices_nbytes(parts),
         folder=folder,
     )
+
+
+def made_image(parts: LayerReader, folder: Path) -> LayerImage | None:
+    """That image where it has been made and is whole, else None."""
+    key = _key(parts)
+    try:
+        image = LayerImage.load(folder / key.name, key)
+        image.check_files()
+    except StoreError:
+        return None
+    return image
+
+
+def _key(parts: LayerReader) -> ImageKey:
+    return ImageKey(parts.reader.manifest.digest, parts.kernels.compute, _layout(parts.kernels))
 
 
 def _units(parts: LayerReader) -> Iterator[Unit]:

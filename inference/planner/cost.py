@@ -73,7 +73,8 @@ class StepCost:
         """With nothing beside it, making the step ready included."""
         layer = self.rates.layer_seconds(self.cache, load.rows, load.decode_rows, load.decode_tokens, load.prompt_pairs)
         ready = self.rates.batch_seconds(load.decode_rows + load.prompts)
-        return self.layers * layer + self.rates.head_seconds(load.yielding) + ready
+        apart = self.rates.apart if self.streamed_bytes or self.spilled_page_bytes else 1.0
+        return self.layers * layer * apart + self.rates.head_seconds(load.yielding) + ready
 
     def _read_bytes(self, load: StepLoad) -> float:
         return self.streamed_bytes + self.spilled_page_bytes * load.pages_read

@@ -27,13 +27,13 @@ from inference.group import lone_sequence
 from inference.kernels.base import CacheKind, KeyValueCache, Linear
 from inference.kernels.native.build import HEADERS, SOURCES, processor_marks
 from inference.memory.allocation import give_back_freed_memory, keep_freed_memory
-from inference.memory.image import ImageKey, LayerImage
+from inference.memory.image import ImageKey, LayerImage, UnitPlace
 from inference.memory.image_making import Matrix, Unit, image_for
 from inference.memory.ring import LayerRing, StreamStats
 from inference.model.batch import StepBatch, build_batch
 from inference.model.decoder import Decoder
-from inference.model.layers import DecoderLayer, LayerReader, unit_name
-from inference.model.residency import WeightsInMemory
+from inference.model.layers import HEAD, DecoderLayer, LayerReader, unit_name
+from inference.model.residency import WeightsInMemory, made_image
 from inference.parallelism import CONTENDED_SHARE
 from inference.planner.disk import READERS, RING
 from inference.planner.measured import measured_place, sampled
@@ -41,7 +41,7 @@ from inference.scheduler import Slice
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 9
+FORMAT = 10
 ROWS = (1, 4, 16, 32, 64, 128, 256, 512)
 # Some that wait for the disk on most hosts, and some that do not.
 STREAMED_ROWS = (8, 64, 128, 512)
@@ -79,7 +79,8 @@ class AttentionSeconds:
 class LayerRates:
     """Seconds of one layer on this host, all its matrices in memory.
 
-    layer: by `rows`, of short prompts. head: by `rows`, of the head and the
+    layer: by `rows`, of short prompts; apart: how many times longer where layers are computed by calls of their own, as
+    they are where anything is streamed or spilled. head: by `rows`, of the head and the
     choice of tokens; batch: of making ready a step, by its pieces of sequences. stream_bytes_per_s: at which layers
     stream where steps wait for them, None where none did; read_cost: seconds by which reading a byte lengthens the
     arithmetic beside it. attention: by kind of cache.
@@ -87,6 +88,7 @@ class LayerRates:
 
     rows: tuple[int, ...]
     layer: tuple[float, ...]
+    apart: float
     head: tuple[float, ...]
     batch: tuple[float, ...]
     stream_bytes_per_s: float | None
@@ -172,6 +174,12 @@ class _Noise:
         return self._rows[: len(token_ids)].clone()
 
 
+class _HeldCopies(WeightsInMemory):
+    """Copies of a layer in memory, computed one by one, as where others of them are streamed."""
+
+    streams = True
+
+
 class _StreamedCopies:
     """Copies of a layer in a trial image, streamed as a model's layers are, some in each step."""
 
@@ -224,7 +232,7 @@ class _Trial:
     """Some copies of one layer as a decoder of its own."""
 
     def __init__(self, parts: LayerReader, index: int) -> None:
-        self._parts = parts
+        self._parts, self._index = parts, index
         layer = parts.layer(index)
         copies = max(1, min(MOST_COPIES, -(-WORKING_BYTES // max(1, layer.nbytes))))
         self._layers = [layer, *(_copied(layer) for _ in range(copies - 1))]
@@ -268,17 +276,22 @@ class _Trial:
         alone: dict[int, list[float]] = {rows: [] for rows in batches}
         picking: dict[int, list[float]] = {rows: [] for rows in ROWS}
         making: dict[int, list[float]] = {rows: [] for rows in ROWS}
+        apart: dict[int, list[float]] = {rows: [] for rows in STREAMED_ROWS}
         streamed: dict[int, list[float]] = {rows: [] for rows in STREAMED_ROWS}
         waited: dict[int, list[float]] = {rows: [] for rows in STREAMED_ROWS}
         with self._streamed(folder) as weights:
             decoder = Decoder(self._config, self._noise, weights, self._norm, parts.kernels)
-            for _ in _rounds():
+            held = _HeldCopies(self._layers, None)
+            one_by_one = Decoder(self._config, self._noise, held, self._norm, parts.kernels)
+            for _ in _rounds(SECONDS):
                 weights.settle()
                 for rows in ROWS:
                     making[rows].append(_seconds(partial(_decoding, rows, 1)))
                     picking[rows].append(_seconds(partial(head, rows)))
                 for rows, batch in batches.items():
                     alone[rows].append(self._seconds(batch, cache))
+                    if rows in apart:
+                        apart[rows].append(_seconds(partial(one_by_one.states, batch, cache)) / copies)
                 for rows in STREAMED_ROWS:
                     decoder.states(batches[rows], cache)  # the ring is as full after as before a step like it
                     before = weights.stream_stats()
@@ -286,10 +299,11 @@ class _Trial:
                     streamed[rows].append(seconds / copies)
                     waited[rows].append(weights.stream_stats().since(before).waited_seconds / seconds)
             unit_bytes = weights.unit_bytes
-        rate, cost = stream_rates(unit_bytes, alone, streamed, waited)
+        rate, cost = stream_rates(unit_bytes, apart, streamed, waited)
         return {
             "rows": list(ROWS),
             "layer": _rising(_median(alone[rows]) for rows in ROWS),
+            "apart": max(1.0, _median([_median(apart[rows]) / _median(alone[rows]) for rows in apart])),
             "head": _rising(_median(picking[rows]) for rows in ROWS),
             "batch": _rising(_median(making[rows]) for rows in ROWS),
             "stream_bytes_per_s": rate,
@@ -298,7 +312,9 @@ class _Trial:
 
     @contextmanager
     def _streamed(self, folder: Path) -> Iterator[_StreamedCopies]:
-        """The copies in an image of their own, which is removed at the end."""
+        """Layers of the model's own image, where it has been made and they are alike; else the copies in an image of
+        their own, which is removed at the end. What has just been written is read more slowly for a while.
+        """
         place = folder / f".trial-{uuid.uuid4().hex[:8]}"
         layer, copies = self._layers[0], len(self._layers)
         linears = layer.linears()
@@ -310,8 +326,12 @@ class _Trial:
                 yield Unit(unit_name(copy), matrices)
 
         key = ImageKey("trial", self._parts.kernels.compute, "trial")
+        made = made_image(self._parts, folder)
         try:
-            image = image_for(key, units, total=count, expected_bytes=count * layer.nbytes, folder=place)
+            if made is not None and (alike := _alike(made, self._index)):
+                image = replace(made, units=alike)
+            else:
+                image = image_for(key, units, total=count, expected_bytes=count * layer.nbytes, folder=place)
             weights = _StreamedCopies(layer, image, copies)
             try:
                 yield weights
@@ -329,7 +349,7 @@ class _Trial:
             (_prompts(PROMPT, PROMPT), short),
         ]
         more: list[list[float]] = [[], [], []]
-        for _ in _rounds():
+        for _ in _rounds(SECONDS / 3):
             for found, (dear, cheap) in zip(more, pairs, strict=True):
                 found.append(self._seconds(dear, cache) - self._seconds(cheap, cache))
         row, token, pair = (max(0.0, _median(found)) for found in more)
@@ -338,6 +358,16 @@ class _Trial:
             "decode_token": token / (CONTEXT_ROWS * (CONTEXT - 1)),
             "prompt_pair": pair / (PROMPT * (PROMPT - PIECE) / 2),
         }
+
+
+def _alike(image: LayerImage, index: int) -> tuple[UnitPlace, ...]:
+    """Those of an image's layers that are laid out as that one."""
+    layer = image.unit(unit_name(index))
+    return tuple(
+        unit
+        for unit in image.units
+        if unit.name != HEAD and (unit.bytes, unit.matrices) == (layer.bytes, layer.matrices)
+    )
 
 
 def stream_rates(
@@ -402,11 +432,11 @@ def _prompts(rows: int, tokens: int) -> StepBatch:
     return build_batch(slices)
 
 
-def _rounds() -> Iterator[int]:
-    """Tries of everything: at least LEAST_ROUNDS, for SECONDS or so."""
+def _rounds(seconds: float) -> Iterator[int]:
+    """Tries of everything: at least LEAST_ROUNDS, for so long."""
     started = time.perf_counter()
     for number in range(MOST_ROUNDS):
-        if number >= LEAST_ROUNDS and time.perf_counter() - started > SECONDS:
+        if number >= LEAST_ROUNDS and time.perf_counter() - started > seconds:
             return
         yield number
 
