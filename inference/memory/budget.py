@@ -112,19 +112,25 @@ def default_budget_bytes() -> int:
 def _limits(process: Path, groups: Path) -> Iterator[tuple[int, int]]:
     """(limit, used without page cache) of each limited group, from the process's own up to the root."""
     for group, first in _memory_groups(process, groups):
-        limit_name, used_name, prefix = (
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", _V1_PREFIX)
+        limits, used_name, prefix = (
+            (("memory.limit_in_bytes",), "memory.usage_in_bytes", _V1_PREFIX)
             if first
-            else ("memory.max", "memory.current", "")
+            else (("memory.max", "memory.high"), "memory.current", "")
         )
-        try:
-            limit = (group / limit_name).read_text().strip()
-            used = int((group / used_name).read_text()) - _page_cache(group, prefix)
-        except (OSError, ValueError):
+        found = [limit for name in limits if (limit := _limit(group / name)) is not None]
+        if not found:
             continue  # a root without limits, or a group that is not shown to this process
-        # Version 1 says "no limit" as a number near 2 ** 63.
-        if limit != "max" and int(limit) < 2**60:
-            yield int(limit), max(0, used)
+        with contextlib.suppress(OSError, ValueError):
+            yield min(found), max(0, int((group / used_name).read_text()) - _page_cache(group, prefix))
+
+
+def _limit(file: Path) -> int | None:
+    """None where there is none, or the file is not shown. Above memory.high a group is slowed down to a crawl."""
+    try:
+        limit = int(file.read_text())
+    except (OSError, ValueError):  # "max", in version 2
+        return None
+    return limit if limit < 2**60 else None  # version 1 says "no limit" as a number near 2 ** 63
 
 
 def _memory_groups(process: Path, groups: Path) -> Iterator[tuple[Path, bool]]:

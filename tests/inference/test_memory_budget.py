@@ -25,7 +25,7 @@ def test_sizes_are_read_as_people_write_them(text: str, expected: int) -> None:
     assert parse_size(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "GB", "3 apples", "-1GB", "1e9", "3GB4", "0", "0.1", "nan"])
+@pytest.mark.parametrize("text", ["", "GB", "3 apples", "-1GB", "1e9", "3GB4", "0", "0.1", "nan", "9" * 400 + "GB"])
 def test_what_is_no_size_is_told_what_one_looks_like(text: str) -> None:
     with pytest.raises(SizeError, match="size"):
         parse_size(text)
@@ -54,6 +54,19 @@ def test_the_tightest_group_of_version_2_on_the_way_up_decides_and_page_cache_is
     assert group_limit_bytes(process, groups) == 2000
     write(groups / "service", {"memory.max": "max\n"})
     assert group_limit_bytes(process, groups) == 4000
+
+
+def test_where_a_group_is_slowed_down_counts_as_its_limit(tmp_path: Path) -> None:
+    process, groups = tmp_path / "proc", tmp_path / "cgroup"
+    write(process, {"cgroup": "0::/worker\n"})
+    own = {"memory.max": "max\n", "memory.high": "3000\n", "memory.current": "1000\n", "memory.stat": "anon 900\n"}
+    write(groups / "worker", own)
+    assert group_limit_bytes(process, groups) == 3000
+    assert group_left_bytes(process, groups) == 2000
+    write(groups / "worker", {"memory.max": "2500\n", "memory.high": "max\n"})
+    assert group_limit_bytes(process, groups) == 2500
+    write(groups / "worker", {"memory.max": "nonsense\n", "memory.high": "\n"})
+    assert group_limit_bytes(process, groups) is None
 
 
 def test_groups_of_version_1_are_read_and_no_limit_is_none(tmp_path: Path) -> None:
