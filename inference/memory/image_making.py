@@ -20,7 +20,7 @@ import xxhash
 
 from inference.errors import StoreError
 from inference.memory.direct import CHUNK_BYTES, Buffer, DirectFile, aligned
-from inference.memory.folders import FOLDER_VARIABLE, images_folder
+from inference.memory.folders import FOLDER_VARIABLE, images_folder, sync_folder
 from inference.memory.image import INDEX_NAME, ArrayPlace, ImageKey, LayerImage, MatrixPlace, UnitPlace
 
 logger = logging.getLogger(__name__)
@@ -134,19 +134,11 @@ def _make(place: Path, key: ImageKey, units: Iterable[Unit], total: int, expecte
             file.write(index.to_json())
             file.flush()
             os.fsync(file.fileno())
-        _sync_folder(aside)
+        sync_folder(aside)
         aside.rename(place)
-        _sync_folder(place.parent)
+        sync_folder(place.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _write_unit(path: Path, unit: Unit, staging: Buffer) -> UnitPlace:

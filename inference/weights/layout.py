@@ -47,7 +47,8 @@ def _check_parts(tensor: StoredTensor, file_bytes: int) -> None:
         if part.dtype not in dtypes or part.shape != shape:
             raise ValueError(f"{where} are {part.dtype} {part.shape}; {' or '.join(dtypes)} {shape} is right")
         width = np.dtype("uint16" if part.dtype == "bfloat16" else part.dtype).itemsize
-        if part.bytes != math.prod(shape) * width or part.offset < 0 or part.offset + part.bytes > file_bytes:
+        whole = all(type(number) is int for number in (part.offset, part.bytes, file_bytes))
+        if not whole or part.bytes != math.prod(shape) * width or not 0 <= part.offset <= file_bytes - part.bytes:
             raise ValueError(
                 f"{where} do not lie in {tensor.file!r}: bytes {part.offset} to {part.offset + part.bytes}"
             )
@@ -56,13 +57,13 @@ def _check_parts(tensor: StoredTensor, file_bytes: int) -> None:
 def _parts(tensor: StoredTensor) -> tuple[dict[str, Part], frozenset[str]]:
     """The parts of a tensor in that encoding, by their roles, and which of them need not be there."""
     shape, group, encoding = tensor.shape, tensor.group_size, tensor.encoding
-    if not all(isinstance(extent, int) and extent >= 1 for extent in shape):
+    if not all(type(extent) is int and extent >= 1 for extent in shape):
         raise ValueError(f"tensor {tensor.name!r} has the shape {shape}")
     if encoding in _PLAIN:
         return {"values": ((_PLAIN[encoding],), shape)}, frozenset()
     if encoding not in (*_GROUPWISE, ROTATED):
         raise ValueError(f"tensor {tensor.name!r} has the unknown encoding {encoding!r}")
-    if len(shape) != 2 or not isinstance(group, int) or group < 1 or shape[1] % group or shape[1] % 2:
+    if len(shape) != 2 or type(group) is not int or group < 1 or shape[1] % group or shape[1] % 2:
         raise ValueError(f"tensor {tensor.name!r} of {shape} does not divide into groups of {group!r}")
     rows, columns = shape
     if encoding == ROTATED and not fits(columns, group):

@@ -16,6 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from inference.errors import StoreError
+from inference.memory.folders import sync_folder
 from inference.quant.groupwise import Array, GroupwiseTensor, dequantize
 from inference.quant.rotated import ENCODING as ROTATED
 from inference.quant.rotated import RotatedTensor, dequantize_rotated
@@ -147,14 +148,14 @@ def writing_store(store: Path) -> Iterator[StoreWriter]:
         raise StoreError(store, f"cannot be made: {error.strerror}") from None
     try:
         yield StoreWriter(aside)
-        _sync_folder(aside)
+        sync_folder(aside)
         try:
             aside.rename(store)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise StoreError(store, "was made by another import meanwhile") from error
             raise
-        _sync_folder(store.parent)
+        sync_folder(store.parent)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = shutil.disk_usage(store.parent).free
@@ -162,14 +163,6 @@ def writing_store(store: Path) -> Iterator[StoreWriter]:
         raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def write_manifest(writer: StoreWriter, manifest: StoreManifest) -> None:
