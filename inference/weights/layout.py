@@ -59,11 +59,13 @@ def _parts(tensor: StoredTensor) -> tuple[dict[str, Part], frozenset[str]]:
     shape, group, encoding = tensor.shape, tensor.group_size, tensor.encoding
     if not all(type(extent) is int and extent >= 1 for extent in shape):
         raise ValueError(f"tensor {tensor.name!r} has the shape {shape}")
+    if type(group) is not int or not isinstance(encoding, str):
+        raise ValueError(f"tensor {tensor.name!r} has the encoding {encoding!r}, in groups of {group!r}")
     if encoding in _PLAIN:
         return {"values": ((_PLAIN[encoding],), shape)}, frozenset()
     if encoding not in (*_GROUPWISE, ROTATED):
         raise ValueError(f"tensor {tensor.name!r} has the unknown encoding {encoding!r}")
-    if len(shape) != 2 or type(group) is not int or group < 1 or shape[1] % group or shape[1] % 2:
+    if len(shape) != 2 or group < 1 or shape[1] % group or shape[1] % 2:
         raise ValueError(f"tensor {tensor.name!r} of {shape} does not divide into groups of {group!r}")
     rows, columns = shape
     if encoding == ROTATED and not fits(columns, group):
