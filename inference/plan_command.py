@@ -13,8 +13,11 @@ from inference.errors import InvalidRequest
 from inference.hardware_command import size
 
 if TYPE_CHECKING:
+    import torch
+
     from inference.planner.plan import Plan
     from inference.planner.workload import Workload
+    from inference.weights.store import StoreReader
 
 
 def add_plan(command: argparse.ArgumentParser) -> None:
@@ -41,6 +44,12 @@ def add_plan(command: argparse.ArgumentParser) -> None:
     add("--compute", choices=["auto", "fp32", "bf16", "int8"], default="auto")
     add("--cache", choices=["auto", "fp32", "bf16", "int8", "int4"], default="auto")
     add("--threads", type=positive, help="processor threads (default: all)")
+    add("--device", default="auto", help="auto (CUDA where there is one), cpu, cuda or cuda:N (default: auto)")
+    add(
+        "--device-memory",
+        type=byte_count,
+        help="what may be taken of a device's memory (default: most of what is free)",
+    )
     add("--images", type=Path, help="where layer images lie (default: as PENSTOCK_IMAGES says, or in the user's cache)")
     add("--measure-again", action="store_true", help="measure what is known from before, too")
     add("--json", action="store_true", help="print the plan as JSON, as the engine takes it")
@@ -49,6 +58,7 @@ def add_plan(command: argparse.ArgumentParser) -> None:
 def run_plan(options: argparse.Namespace) -> int:
     import torch
 
+    from inference.device.memory import chosen_device
     from inference.fitting import cache_kind
     from inference.loading import choose_kernels, store_at
     from inference.memory.budget import default_budget_bytes, process_bytes
@@ -66,6 +76,10 @@ def run_plan(options: argparse.Namespace) -> int:
         raise InvalidRequest("model", f"{config.architecture} runs by code of its own, whose parts are not planned")
     if workload.context > config.max_context:
         raise InvalidRequest("context", f"{workload.context} tokens; this model takes {config.max_context} at most")
+    device = chosen_device(options.device)
+    if device is not None:
+        print_plan(options, device_plan(options, device, reader, workload, memory), config.layers)
+        return 0
     kernels = choose_kernels(config, compute)
     kind = cache_kind(options.cache, kernels)
     print("planning; what is not known of this host from before is measured in some ten seconds", file=sys.stderr)
@@ -84,12 +98,41 @@ def run_plan(options: argparse.Namespace) -> int:
         other_caches=tuple(other for other in kernels.cache_kinds[:2] if other != kind),
         again=options.measure_again,
     )
+    print_plan(options, plan, config.layers)
+    return 0
+
+
+def device_plan(
+    options: argparse.Namespace, device: torch.device, reader: StoreReader, workload: Workload, memory: int
+) -> Plan:
+    from inference.device.loading import device_compute
+    from inference.device.memory import free_bytes
+    from inference.engine import DEFAULT_MAX_BATCH, DEFAULT_TOKEN_BUDGET
+    from inference.fitting import cache_kind
+    from inference.kernels.reference import ReferenceKernels
+    from inference.model.layers import LayerReader
+    from inference.planner.device_planning import make_device_plan
+
+    kernels = ReferenceKernels(reader.manifest.config, device_compute(options.compute, device), device)
+    return make_device_plan(
+        LayerReader(reader, kernels),
+        cache=cache_kind(options.cache, kernels),
+        device_bytes=options.device_memory or free_bytes(device),
+        memory_bytes=memory,
+        max_batch=options.batch or DEFAULT_MAX_BATCH,
+        token_budget=options.token_budget or DEFAULT_TOKEN_BUDGET,
+        workload=workload,
+        images=options.images,
+        again=options.measure_again,
+    )
+
+
+def print_plan(options: argparse.Namespace, plan: Plan, layers: int) -> None:
     if options.json:
         print(plan.to_json(), end="")
-        return 0
-    for line in _lines(plan, config.layers):
+        return
+    for line in _lines(plan, layers):
         print(line)
-    return 0
 
 
 def _workload(options: argparse.Namespace) -> Workload:
@@ -110,13 +153,18 @@ def _lines(plan: Plan, layers: int) -> Iterator[str]:
     assert predicted is not None and workload is not None
     host = predicted.peak_memory_bytes["host"]
     yield f"batch       {plan.max_batch} sequences at a time, {plan.token_budget} rows a step"
-    if placement.streams(layers):
+    if placement.device is not None:
+        yield from _device_lines(plan, layers)
+    elif placement.streams(layers):
         yield f"weights     {len(placement.pinned)} of {layers} layers in memory, the others read in each step"
         yield f"            {size(predicted.streamed_bytes_per_step)} a step, {placement.ring} buffers"
         yield f"            head {_where(placement.head_pinned)}, embedding {_where(placement.embedding_pinned)}"
     else:
         yield f"weights     all in memory, in {plan.compute}"
-    yield f"cache       {plan.cache_pages} pages in {plan.cache}, {len(placement.spilled)} of {layers} layers on disk"
+    away = f"{len(placement.spilled)} of {layers} layers on disk"
+    if placement.device is not None:
+        away = f"{len(placement.hosted_cache)} of {layers} layers in the host's memory"
+    yield f"cache       {plan.cache_pages} pages in {plan.cache}, {away}"
     yield f"memory      {size(host)} of {size(plan.memory_bytes)} at most"
     yield f"disk        {size(predicted.peak_memory_bytes['disk'])}"
     yield f"prefill     {predicted.prefill_tokens_per_s:.1f} tokens/s"
@@ -132,6 +180,18 @@ def _lines(plan: Plan, layers: int) -> Iterator[str]:
     for other in plan.neighbours:
         rate = "" if other.output_tokens_per_s is None else f"{other.output_tokens_per_s:.1f} tokens/s, "
         yield f"  {other.difference}: {rate}{other.why}"
+
+
+def _device_lines(plan: Plan, layers: int) -> Iterator[str]:
+    placement, predicted = plan.placement, plan.predicted
+    assert predicted is not None and plan.device_bytes is not None
+    hosted, pinned = len(placement.hosted), len(placement.pinned)
+    yield f"device      {placement.device}: {size(predicted.peak_memory_bytes['device'])} of {size(plan.device_bytes)}"
+    read = layers - pinned - hosted
+    yield f"weights     {pinned} of {layers} layers there, {hosted} in the host's memory, {read} on disk"
+    yield f"            {size(predicted.streamed_bytes_per_step)} a step are copied, {placement.device_ring} buffers"
+    head, table = ("there" if here else "elsewhere" for here in (placement.head_pinned, placement.embedding_pinned))
+    yield f"            head {head}, embedding {table}, in {plan.compute}"
 
 
 def _where(pinned: bool) -> str:

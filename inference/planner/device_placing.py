@@ -103,7 +103,8 @@ def _solved(
     sizes: ModelSizes, cache: CacheKind, rows: Rows, room: Room, device: str, compute_seconds: float
 ) -> Placement | None:
     config, count = sizes.config, len(sizes.layers)
-    layer, largest, head, table = sum(sizes.layers) / count, max(*sizes.layers, sizes.head), sizes.head, sizes.embedding
+    layer, largest, head, table = sum(sizes.layers) / count, max(sizes.layers), sizes.head, sizes.embedding
+    wider_for_head = RING * max(0, head - largest)  # buffers are of the largest unit that goes through them
     keys = rows.pages * sizes.page_of_layer(cache)  # of a layer
     window = buffer_pages(config, cache, rows.pages)
     cache_step = _cache_step_bytes(sizes, cache, rows)
@@ -131,9 +132,12 @@ def _solved(
     )
     rule(-count * layer * reading, pinned=-layer * reading, hosted=-layer * reading, seconds=-1.0)
     rule(
-        room.device_bytes - fixed_bytes(sizes, rows.max_batch, rows.token_budget) - (count + GATHERED) * keys,
+        room.device_bytes
+        - fixed_bytes(sizes, rows.max_batch, rows.token_budget)
+        - (count + GATHERED) * keys
+        - wider_for_head,
         pinned=layer,
-        head=head,
+        head=head - wider_for_head,
         table=table,
         copies=RING * largest,
         hosted_cache=-keys,
@@ -153,9 +157,9 @@ def _solved(
     rule(-count, pinned=-1.0, hosted=-1.0, reads=-count)
     rule(0.0, hosted_cache=1.0, caches=-count)
     costs = np.zeros(len(names))
-    costs[at["seconds"]] = 1.0
+    costs[at["seconds"]] = 1 / max(compute_seconds, 1e-6)  # the solver's own tolerances are of about 1
     # Among equally fast ones, the one that keeps most on the device, and most of the rest off the disk.
-    tie = 1e-6 * max(compute_seconds, 1e-6) / count
+    tie = 1e-3 / count
     costs[[at["pinned"], at["head"], at["table"]]] = -3 * tie
     costs[at["hosted"]], costs[at["hosted_cache"]] = -2 * tie, tie
     lower, upper = np.zeros(len(names)), np.ones(len(names))
@@ -166,6 +170,7 @@ def _solved(
     lower[at["head"]] = 0 if head else 1
     found: Any = milp(
         c=costs,
+        options={"mip_rel_gap": 0.0},
         integrality=np.array([name != "seconds" for name in names]),
         bounds=Bounds(lower, upper),
         constraints=LinearConstraint(

@@ -45,12 +45,14 @@ def make_device_plan(
     images: Path | None = None,
     rates: DeviceRates | None = None,
     disk_bytes_per_s: float | None = None,
+    again: bool = False,
 ) -> Plan:
     """The fastest way to do a workload with a store's model on the device of its kernels.
 
     device_bytes, memory_bytes: of the device's and of the host's memory. max_batch: at most; fewer where that leaves
     more room for weights and is faster. workload: by default as many rows as that, of middling length. rates,
     disk_bytes_per_s: measured where they are not given, the disk only where both memories together are too small.
+    again: measure whatever was kept.
     Raises MemoryBudgetError, which says what would work; StoreError, QuantizationError.
     """
     config, device = parts.config, str(parts.kernels.device)
@@ -59,7 +61,7 @@ def make_device_plan(
         workload = Workload.uniform(max_batch, prompt, max(1, min(_USUAL_NEW_TOKENS, config.max_context - prompt)))
     sizes, folder = ModelSizes.of(parts), images_folder(images)
     _check(sizes, cache, workload, token_budget, device_bytes, device)
-    rates = rates or device_rates(parts, cache)
+    rates = rates or device_rates(parts, cache, again=again)
 
     def tried(disk: float) -> list[_Candidate]:
         left = disk_left_bytes(folder, parts.reader.manifest.digest)

@@ -32,6 +32,8 @@ class Config(BaseSettings):
     PENSTOCK_MEMORY_BUDGET is what a worker may take in all, its engines and itself; by default, what is free when it
     starts, less a reserve.
 
+    PENSTOCK_DEVICE is what engines compute on: auto takes CUDA where there is one, else the processor.
+
     A variable that is set to nothing counts as not set: an empty home would be the current folder.
     """
 
@@ -45,6 +47,7 @@ class Config(BaseSettings):
     allowed_hosts: str = "localhost,127.0.0.1,[::1]"
     language: str = "en"
     threads: int | None = Field(default=None, ge=1)
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     memory_budget_bytes: Annotated[int | None, BeforeValidator(_size)] = Field(
         default=None, ge=1, validation_alias=AliasChoices("PENSTOCK_MEMORY_BUDGET", "PENSTOCK_MEMORY_BUDGET_BYTES")
     )

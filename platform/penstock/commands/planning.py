@@ -41,6 +41,8 @@ def plan(context: click.Context, options: tuple[str, ...]) -> None:
     budget = config().memory_budget_bytes
     if budget is not None and not any(option.split("=")[0] == "--memory" for option in given):
         given += ["--memory", str(budget)]
+    if not any(option.split("=")[0] == "--device" for option in given):
+        given += ["--device", config().device]
     sys.exit(_engine("plan", *given))
 
 

@@ -120,6 +120,13 @@ def predicted_for(plan: Mapping[str, Any]) -> str:
 
 def placement(run: EngineRun) -> str:
     """Where the model's parts lie, in a sentence."""
+    device = run.plan["placement"].get("device") if run.plan else None
+    if run.plan and device is not None:
+        pinned, hosted = len(run.plan["placement"]["pinned"]), len(run.plan["placement"]["hosted"])
+        return gettext(
+            "On %(device)s: %(pinned)d layers stay there, %(hosted)d are copied from the host's memory in each step, "
+            "any others are read from disk."
+        ) % {"device": device, "pinned": pinned, "hosted": hosted}
     if not run.plan or not run.plan["placement"]["ring"]:
         return gettext("All weights in memory.")
     pinned, spilled = len(run.plan["placement"]["pinned"]), len(run.plan["placement"]["spilled"])

@@ -238,4 +238,5 @@ def load_engine(release: ModelRelease, *, memory_bytes: int) -> "Engine":
         threads=settings.threads,
         max_batch=settings.max_running_requests,
         memory_bytes=memory_bytes,
+        device=settings.device,
     )

@@ -51,6 +51,7 @@ def planned_facts(plan: dict[str, Any]) -> dict[str, Any]:
         "compute": plan["compute"],
         "cache": plan["cache"],
         "max_batch": plan["max_batch"],
+        "device": plan["placement"].get("device"),
         "pinned_layers": len(plan["placement"]["pinned"]),
         "spilled_layers": len(plan["placement"]["spilled"]),
         "predicted_output_tokens_per_s": predicted.get("output_tokens_per_s"),
