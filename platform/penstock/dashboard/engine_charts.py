@@ -78,7 +78,7 @@ def where_time_went(shares: Mapping[str, float], *, key: str) -> Chart | None:
                 "xaxis": {"title": {"text": _("percent of the time")}, "range": [0, 100], "ticksuffix": "%"},
                 "yaxis": {"showticklabels": False},
                 "showlegend": True,
-                "legend": {"orientation": "h", "y": 1.3},
+                "legend": {"y": 1.3, "traceorder": "normal"},
             },
         },
         columns=(_("Part"), _("Share")),
