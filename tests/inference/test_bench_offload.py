@@ -24,7 +24,7 @@ TEST = ["--batch", "4", "--prompt", "30", "--new", "4", "--threads", "1"]
 @pytest.fixture(autouse=True)
 def _small_measurements(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     from inference.bench import offload
-    from inference.planner import disk, layer_rates, measured, peaks
+    from inference.planner import disk, layer_trial, measured, peaks
 
     folder = tmp_path_factory.mktemp("measured")
     monkeypatch.setattr(measured, "measured_folder", lambda: folder)
@@ -32,11 +32,11 @@ def _small_measurements(tmp_path_factory: pytest.TempPathFactory, monkeypatch: p
     monkeypatch.setattr(peaks, "WORKING_SETS", (2**20, 2**21))
     monkeypatch.setattr(peaks, "LARGE", 256)
     monkeypatch.setattr(peaks, "LIBRARY_ROWS", 8)
-    monkeypatch.setattr(layer_rates, "WORKING_BYTES", 2**20)
-    monkeypatch.setattr(layer_rates, "STREAMED_BYTES", 2**20)
+    monkeypatch.setattr(layer_trial, "WORKING_BYTES", 2**20)
+    monkeypatch.setattr(layer_trial, "STREAMED_BYTES", 2**20)
     monkeypatch.setattr(disk, "FILE_BYTES", CHUNK_BYTES)
-    monkeypatch.setattr(layer_rates, "SECONDS", 0.0)
-    monkeypatch.setattr(layer_rates, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(layer_trial, "SECONDS", 0.0)
+    monkeypatch.setattr(layer_trial, "LEAST_ROUNDS", 1)
     monkeypatch.setattr(disk, "LEAST_SECONDS", 0.01)
     monkeypatch.setattr(offload, "DISK_SECONDS", 0.01)
     monkeypatch.setenv("PENSTOCK_IMAGES", str(folder / "images"))

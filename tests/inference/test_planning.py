@@ -17,7 +17,7 @@ from inference.memory.direct import aligned
 from inference.memory.placement import LEAST_RING
 from inference.model.config import DecoderConfig
 from inference.planner import disk as disk_module
-from inference.planner import layer_rates as rates_module
+from inference.planner import layer_trial as trial_module
 from inference.planner import measured as measured_module
 from inference.planner import placing as placing_module
 from inference.planner.cost import StepCost, StepLoad, decode_load, estimate
@@ -117,11 +117,11 @@ def test_rates_of_streaming_are_told_from_steps_that_wait_and_steps_that_do_not(
     alone = {8: [0.001, 0.001], 100: [0.011, 0.012]}
     streamed = {8: [0.010, 0.010], 100: [0.014, 0.013]}
     waited = {8: [0.8, 0.9], 100: [0.0, 0.05]}
-    rate, read_cost = rates_module.stream_rates(10 * MB, alone, streamed, waited)
+    rate, read_cost = trial_module.stream_rates(10 * MB, alone, streamed, waited)
     assert rate == pytest.approx(1e9)
     assert read_cost == pytest.approx(0.002 / (10 * MB))
     quick = {rows: [0.0, 0.0] for rows in waited}
-    assert rates_module.stream_rates(10 * MB, alone, streamed, quick)[0] is None
+    assert trial_module.stream_rates(10 * MB, alone, streamed, quick)[0] is None
 
 
 def test_a_batch_is_made_ready_by_pieces_of_sequences() -> None:
@@ -291,7 +291,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "LEAST_ROUNDS": 1,
         "SECONDS": 0.0,
     }.items():
-        monkeypatch.setattr(rates_module, name, value)
+        monkeypatch.setattr(trial_module, name, value)
     return tmp_path
 
 
