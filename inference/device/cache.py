@@ -72,7 +72,7 @@ class HostedCache(KeyValueCache):
         self._coming: deque[_Unit] = deque()
         self._filled: deque[_Filled] = deque()
         for index in hosted:
-            lock_pages(self.layers[index].pages, device)
+            lock_pages(self.layers[index].pages, device, self)
 
     @property
     def nbytes(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -53,16 +55,24 @@ class CopyStream:
             self._stream.synchronize()
 
 
-def lock_pages(memory: torch.Tensor, device: torch.device) -> None:
-    """Have the driver hold host memory in place, so that the device copies from and to it by itself.
+def lock_pages(memory: torch.Tensor, device: torch.device, owner: object) -> None:
+    """Have the driver hold host memory in place for as long as the owner lives, so that the device copies by itself.
 
-    Where the driver refuses (a limit on locked memory), copies are right all the same, and slower. The memory must
-    outlive the device's use of it.
+    Where the driver refuses (a limit on locked memory), copies are right all the same, and slower.
     """
     if device.type != "cuda" or not memory.nbytes or memory.is_pinned():
         return
     cuda: Any = torch.cuda
-    runtime = cuda.cudart()
-    code = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    code = int(cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
     if code:
         logger.warning("%d bytes of host memory could not be page-locked (CUDA error %d)", memory.nbytes, code)
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=device)  # takes the error away, which the next kernel would be blamed for
+        return
+    # Memory that goes back to the system while it is locked is never free again; this holds it until then.
+    weakref.finalize(owner, _unlock, memory)
+
+
+def _unlock(memory: torch.Tensor) -> None:
+    cuda: Any = torch.cuda
+    cuda.cudart().cudaHostUnregister(memory.data_ptr())

@@ -67,7 +67,7 @@ class DeviceWeights:
                 held[name] = unit.views(read_flat(image, [name], placement.readers)[name].to(device))
         self._host = host = _HostUnits(image, [name for name in copied if name in hosted], on_disk, placement)
         for memory in host.memories():
-            lock_pages(memory, device)
+            lock_pages(memory, device, self)
         self.host_nbytes = sum(memory.nbytes for memory in host.memories())
         self._ring: DeviceRing | None = None
         if copied:

@@ -125,7 +125,6 @@ def _measured(parts: LayerReader, index: int, kind: CacheKind) -> DeviceRates:
 def _copy_rate(nbytes: int, device: torch.device) -> float:
     source = Buffer(nbytes).tensor
     source.zero_()  # written, and so really there
-    lock_pages(source, device)
     target = torch.empty(len(source), dtype=torch.uint8, device=device)
 
     def copy() -> None:
@@ -133,6 +132,7 @@ def _copy_rate(nbytes: int, device: torch.device) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
+    lock_pages(source, device, copy)  # for as long as there is something to copy by
     return len(source) / best_seconds(copy)
 
 
