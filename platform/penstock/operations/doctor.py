@@ -22,8 +22,8 @@ GIB = 1024**3
 LEAST_FREE_BYTES = 2 * GIB
 LEAST_MEMORY_BYTES = 2 * GIB
 STALE_SECONDS = 30
-# What a worker takes before it has loaded any model, nearly.
-WORKER_BYTES = 7 * GIB // 10
+# What a worker takes before it has loaded any model, and a little to load one with.
+WORKER_BYTES = GIB // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def memory_budget(settings: Config) -> Iterator[Finding]:
         "PENSTOCK_MEMORY_BUDGET",
         WORKER_BYTES < budget <= psutil.virtual_memory().total,
         _("%.1f GiB") % (budget / GIB),
-        _("A worker takes about 0.7 GiB before it loads a model; and no more can be had than the machine's memory."),
+        _("A worker takes nearly 0.5 GiB before it loads a model; and no more can be had than the machine's memory."),
     )
 
 
