@@ -26,6 +26,8 @@ from inference.scheduler import CHUNK_TOKENS
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 SPARE_SHARE = 0.06
 TOKEN_BUDGETS = (256, 384, 512, 768, 1024, 1536, 2048)
+# Rates are known to some 15 %: a plan that reads from disk has to promise more than that to be worth it.
+WORTH_STREAMING = 1.25
 # Rows in so many batches of one size are tried too, so that the last batch is as full as the others.
 EVEN_BATCHES = 8
 MIB = 2**20
@@ -84,6 +86,12 @@ class _Candidate:
     run: Estimate
     cost: StepCost
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is read from disk once it has been loaded."""
+        placement = self.placed.placement
+        return not self.placed.streamed_bytes and not placement.spilled and placement.embedding_pinned
+
 
 def check(ask: Ask) -> None:
     """MemoryBudgetError, saying what would work, where there is no plan at all. Needs no measurement."""
@@ -98,8 +106,19 @@ def search(ground: Ground) -> Plan:
     candidates = list(_candidates(ground))
     soon = [one for one in candidates if limit is None or one.run.longest_step <= limit]
     # Where no plan keeps the limit, the one that misses it least.
-    best = min(soon, key=lambda one: one.run.seconds) if soon else min(candidates, key=lambda one: one.run.longest_step)
-    return _plan(ground, best, tuple(_neighbours(ground, best)))
+    best = _fastest(soon) if soon else min(candidates, key=lambda one: one.run.longest_step)
+    return _plan(ground, best, tuple(_neighbours(ground, best, [one for one in soon if one.keeps_all])))
+
+
+def _fastest(candidates: list[_Candidate]) -> _Candidate:
+    """The fastest; where that leaves something on disk, and hardly promises more, the fastest that does not."""
+    best = min(candidates, key=_seconds)
+    whole = min((one for one in candidates if one.keeps_all), key=_seconds, default=best)
+    return whole if whole.run.seconds <= best.run.seconds * WORTH_STREAMING else best
+
+
+def _seconds(candidate: _Candidate) -> float:
+    return candidate.run.seconds
 
 
 def batch_sizes(rows: int) -> list[int]:
@@ -220,8 +239,8 @@ def _plan(ground: Ground, best: _Candidate, neighbours: tuple[Neighbour, ...]) -
     )
 
 
-def _neighbours(ground: Ground, best: _Candidate) -> Iterator[Neighbour]:
-    """Plans a step away from the best, and what is wrong with them."""
+def _neighbours(ground: Ground, best: _Candidate, whole: list[_Candidate]) -> Iterator[Neighbour]:
+    """Plans a step away from the best, and what is wrong with them. whole: those that keep all in memory."""
 
     def looked_at(difference: str, other: _Candidate | None) -> Neighbour:
         if other is None:
@@ -229,6 +248,9 @@ def _neighbours(ground: Ground, best: _Candidate) -> Iterator[Neighbour]:
         rate = ground.ask.workload.rows * ground.ask.workload.new.mean / other.run.seconds
         return Neighbour(difference, rate, _why_worse(best, other))
 
+    if whole and not best.keeps_all:
+        other = min(whole, key=_seconds)
+        yield looked_at(f"all in memory, {other.max_batch} sequences at a time", other)
     rows = ground.ask.workload.rows
     for batch in (best.max_batch // 2, best.max_batch * 2):
         if 1 <= batch <= rows and ground.ask.max_batch is None:
@@ -247,6 +269,9 @@ def _neighbours(ground: Ground, best: _Candidate) -> Iterator[Neighbour]:
 
 
 def _why_worse(best: _Candidate, other: _Candidate) -> str:
+    little = best.run.seconds / WORTH_STREAMING <= other.run.seconds <= best.run.seconds
+    if best.keeps_all and not other.keeps_all and little:
+        return "promises hardly more, which is not worth reading from disk in each step"
     if other.run.seconds <= best.run.seconds:
         return "is not slower; it was passed over for its longest step, or because its cache changes results"
     more = other.placed.streamed_bytes - best.placed.streamed_bytes

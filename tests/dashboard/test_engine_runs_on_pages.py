@@ -172,6 +172,20 @@ def test_a_batch_that_waits_for_its_model_says_which_host_loads_it(
     assert f"loading {world.release.name} …" in text_of(client.get("/"))
 
 
+def test_a_batch_whose_model_no_host_can_load_says_why(
+    run: EngineRun, world: Any, people: Any, as_person: Callable[[Any], Any]
+) -> None:
+    Batch.objects.filter(pk=world.done.pk).update(status="in_progress", completed_at=None)
+    why = "28 bytes do not hold it; allow 56 bytes"
+    EngineHost.objects.update(state={"status": "running", "engines": [], "trouble": {world.release.name: why}})
+    client = as_person(people.operator)
+    page = text_of(client.get(f"/batches/{world.done.pk}/live/"))
+    assert f"night-host cannot load {world.release.name}: {why}." in page and "PENSTOCK_MEMORY_BUDGET" in page
+    assert why in text_of(client.get("/hosts/night-host/"))
+    Batch.objects.filter(pk=world.done.pk).update(status="completed")
+    assert why not in text_of(client.get(f"/batches/{world.done.pk}/live/"))
+
+
 def test_rest_gives_a_batchs_engine_runs_with_their_plans(
     run: EngineRun, world: Any, people: Any, as_person: Callable[[Any], Any]
 ) -> None:

@@ -205,6 +205,27 @@ def test_what_fits_is_never_streamed() -> None:
     assert plan.max_batch == 8 and plan.predicted is not None and plan.predicted.streamed_bytes_per_step == 0
 
 
+@pytest.mark.parametrize("memory", [58, 62, 70, 80])
+def test_what_fits_with_a_smaller_batch_is_not_streamed_for_a_larger_ones_sake_alone(memory: int) -> None:
+    # A row takes as long in company as alone, so that a larger batch, for which layers would have to go, gains nothing.
+    rates = replace(RATES, layer=(0.00101, 0.1))
+    plan = search(Ground(ask(memory * MB, Workload.uniform(64, 2048, 32)), rates, DISK))
+    assert not plan.placement.streams(4) and not plan.placement.spilled and plan.placement.embedding_pinned
+    larger = [one for one in plan.neighbours if one.difference == f"{2 * plan.max_batch} sequences at a time"]
+    assert larger and ("disk" in larger[0].why or "more of weights" in larger[0].why)
+
+
+def test_where_streaming_pays_the_plan_tells_what_keeping_all_in_memory_would_give() -> None:
+    # Steps take nearly as long for one row as for many, and a fast disk gives all layers in less.
+    light = {kind: AttentionSeconds(0.0, 1e-9, 1e-9) for kind in ("int8", "int4")}
+    rates = replace(RATES, attention=light, stream_bytes_per_s=1e10)
+    plan = search(Ground(ask(58 * MB, Workload.uniform(64, 32, 2048)), rates, replace(DISK, bytes_per_s=1e10)))
+    assert plan.placement.streams(4) and plan.predicted is not None
+    whole = plan.neighbours[0]
+    assert whole.difference.startswith("all in memory") and whole.output_tokens_per_s is not None
+    assert whole.output_tokens_per_s * 1.25 < plan.predicted.output_tokens_per_s
+
+
 def test_streamed_layers_lie_apart() -> None:
     assert spread(8, 6) == frozenset(range(8)) - {2, 6}
     assert spread(4, 0) == frozenset() and spread(4, 4) == frozenset(range(4))

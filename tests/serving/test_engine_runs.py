@@ -102,6 +102,19 @@ def test_idle_engines_make_room_and_busy_ones_are_waited_for(
         assert pool.run_id(another_release) is not None  # both fit
 
 
+def test_a_host_remembers_why_a_release_could_not_be_loaded_until_it_can(
+    release: Any, pool: EnginePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allow(pool, monkeypatch, 1_000_000)
+    with pytest.raises(EngineUnavailable) as refused, pool.use(release):
+        pass
+    assert not refused.value.passing
+    assert pool.trouble()[release.name] in str(refused.value) and "bytes" in pool.trouble()[release.name]
+    allow(pool, monkeypatch, needed_bytes(release) * 2)
+    with pool.use(release):
+        assert pool.trouble() == {}
+
+
 def test_a_budget_is_written_as_people_write_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_MEMORY_BUDGET", "3GB")
     assert Config().memory_budget_bytes == 3_000_000_000

@@ -81,6 +81,12 @@ def hosts_loading(release: ModelRelease) -> list[EngineHost]:
     return [host for host in EngineHost.objects.filter(state__loading=release.name) if is_alive(host)]
 
 
+def hosts_that_cannot_load(release: ModelRelease) -> list[tuple[EngineHost, str]]:
+    """The hosts that could not load a release when it was last wanted, and why. For those who may see what waits."""
+    hosts = EngineHost.objects.filter(state__trouble__has_key=release.name)
+    return [(host, host.state["trouble"][release.name]) for host in hosts if is_alive(host)]
+
+
 def runs_of_host(host: EngineHost) -> QuerySet[EngineRun]:
     """What a host has loaded, the latest first; whoever is signed in may see it, as the host itself."""
     return EngineRun.objects.filter(host=host.name).select_related("model_release")

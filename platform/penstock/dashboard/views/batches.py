@@ -37,6 +37,7 @@ from penstock.serving.selectors import (
     batches_visible_to,
     files_visible_to,
     hosts_loading,
+    hosts_that_cannot_load,
     progress,
     requests_visible_to,
 )
@@ -167,6 +168,7 @@ def live_context(batch: Batch) -> dict[str, object]:
         "deadline_seconds": (batch.expires_at - timezone.now()).total_seconds(),
         "parts": progress_parts(now),
         "loading": [] if over else hosts_loading(batch.model_release),
+        "trouble": [] if over else hosts_that_cannot_load(batch.model_release),
         "news": news(batch, now),
     }
 

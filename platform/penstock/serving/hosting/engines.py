@@ -65,6 +65,7 @@ class EnginePool:
         self._budget_bytes: int | None = None
         self.being_loaded = ""
         """The release that is being loaded just now, which may take minutes; "" where none is."""
+        self._trouble: dict[str, str] = {}  # by release: why it could not be loaded when it was last wanted
 
     @contextmanager
     def use(self, release: ModelRelease) -> "Iterator[Engine]":
@@ -104,6 +105,11 @@ class EnginePool:
             for one in loaded
         ]
 
+    def trouble(self) -> dict[str, str]:
+        """Releases that could not be loaded when they were last wanted, and why, in the engine's words."""
+        with self._lock:
+            return dict(self._trouble)
+
     @property
     def budget_bytes(self) -> int | None:
         """For all engines together; None before the first one is wanted."""
@@ -142,6 +148,8 @@ class EnginePool:
         try:
             engine = load_engine(release, memory_bytes=self._make_room(release))
         except InferenceError as error:
+            with self._lock:
+                self._trouble[release.name] = str(error)
             raise EngineUnavailable(
                 _("The model release '%(name)s' cannot be loaded: %(why)s") % {"name": release.name, "why": error},
                 passing=False,
@@ -161,6 +169,7 @@ class EnginePool:
             closed = self._closed
             if not closed:
                 self._loaded[release.digest] = loaded
+                self._trouble.pop(release.name, None)
         if closed:
             _end(loaded)
             raise EngineUnavailable(_("The engine host is stopping."), passing=True)

@@ -61,6 +61,7 @@ class Heartbeat:
             "engines": engines,
             "releases": [engine["release"] for engine in engines],
             "loading": self.host.engines.being_loaded,
+            "trouble": self.host.engines.trouble(),
             "memory_budget_bytes": self.host.engines.budget_bytes,
             "running": sum(engine["running"] for engine in engines),
             "waiting": sum(engine["waiting"] for engine in engines),
