@@ -15,12 +15,13 @@ import torch
 from inference.bench.footprint import Footprint, forget_process_peak
 from inference.bench.measure import Run, result_line, rounded, run_rows, show
 from inference.bench.prompts import random_rows
+from inference.command_line import byte_count
 from inference.engine import Engine
 from inference.errors import ModelFormatError, StoreError
 from inference.fitting import CacheChoice, cache_kind
 from inference.kernels.base import Kernels
 from inference.loading import ComputeChoice, choose_kernels, store_at
-from inference.memory.budget import parse_size, process_bytes
+from inference.memory.budget import process_bytes
 from inference.memory.folders import images_folder
 from inference.model.layers import LayerReader
 from inference.model.linear import fastest_compute
@@ -231,19 +232,11 @@ def read_plan(file: Path) -> Plan:
         raise StoreError(file, f"is not a plan: {error}") from None
 
 
-def size(text: str) -> int:
-    """For argparse: "2GB" as bytes."""
-    try:
-        return parse_size(text)
-    except Exception as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def add_offload(workloads: Any, positive: Any) -> None:
     """The command's arguments. `options.run(options)` runs it. positive: reads a count of at least 1."""
     parser = workloads.add_parser("offload", help="as resident, in less memory than the model takes: planned, streamed")
     parser.add_argument("--model", required=True, type=Path, help="a weight store, GGUF file or Hugging Face folder")
-    parser.add_argument("--memory", required=True, type=size, help="what the process may take, such as 2GB")
+    parser.add_argument("--memory", required=True, type=byte_count, help="what the process may take, such as 2GB")
     parser.add_argument("--batch", type=positive, nargs="+", default=[128], help="rows a call (default 128)")
     parser.add_argument("--prompt", type=positive, default=128, help="tokens a prompt (default 128)")
     parser.add_argument("--new", type=positive, default=64, help="tokens to generate a prompt (default 64)")

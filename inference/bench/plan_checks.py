@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from inference.bench.offload import Wanted, plan_for, size
+from inference.bench.offload import Wanted, plan_for
+from inference.command_line import byte_count
 from inference.errors import InferenceError, MemoryBudgetError
 from inference.loading import store_at
 from inference.memory.placement import Placement
@@ -52,7 +53,7 @@ class Point:
             raise argparse.ArgumentTypeError(f"{text!r} is not MODEL,MEMORY,ROWS,PROMPT,NEW") from None
         if min(rows, prompt, new) < 1:
             raise argparse.ArgumentTypeError(f"{text!r}: rows, prompt and new must be at least 1")
-        size(memory)
+        byte_count(memory)
         return cls(Path(model), memory, rows, prompt, new)
 
     def options(self) -> list[str]:
@@ -172,7 +173,7 @@ def _accuracy(options: argparse.Namespace) -> None:
 
 def _grid(options: argparse.Namespace) -> None:
     point: Point = options.point
-    wanted = Wanted(store_at(point.model), size(point.memory), options.threads)
+    wanted = Wanted(store_at(point.model), byte_count(point.memory), options.threads)
     workload = Workload.uniform(point.rows, point.prompt, point.new)
     plans = list(grid(plan_for(wanted, workload), wanted, workload, options.batches, options.token_budgets))
     lines: list[list[dict[str, Any]]] = [[] for _ in plans]
@@ -228,7 +229,7 @@ def _threads(options: argparse.Namespace) -> list[str]:
 
 
 def _under(options: argparse.Namespace, memory: str) -> list[str]:
-    return [word.replace("{memory}", str(size(memory))) for word in (options.under or "").split()]
+    return [word.replace("{memory}", str(byte_count(memory))) for word in (options.under or "").split()]
 
 
 def _sentence(told: dict[str, Any]) -> str:

@@ -10,11 +10,12 @@ import torch
 
 from inference.device.ring import DeviceRing
 from inference.device.streams import lock_pages
-from inference.kernels.base import Kernels, Linear
-from inference.memory.image import LayerImage, UnitPlace, Views
+from inference.kernels.base import Linear
+from inference.memory.image import LayerImage, Views
 from inference.memory.placement import Placement
 from inference.memory.ring import LayerRing, StreamStats, read_flat
 from inference.model.layers import HEAD, DecoderLayer, LayerReader, unit_name
+from inference.model.residency import bound_products
 
 
 class _HostUnits:
@@ -87,7 +88,7 @@ class DeviceWeights:
             if views is None:
                 assert self._ring is not None
                 views = self._ring.views(name)
-            return _bound(kernels, image.unit(name), views)
+            return bound_products(kernels, image.unit(name), views)
 
         self.layers: list[DecoderLayer] = [parts.layer(index, linears(unit_name(index))) for index in range(count)]
         self.head = linears(HEAD)[HEAD] if parts.config.has_head else None
@@ -148,7 +149,3 @@ def _stop(ring: DeviceRing, disk: LayerRing | None) -> None:
     ring.stop()
     if disk is not None:
         disk.stop()
-
-
-def _bound(kernels: Kernels, unit: UnitPlace, views: Views) -> dict[str, Linear]:
-    return {matrix.name: kernels.bound(matrix.form, views[matrix.name]) for matrix in unit.matrices}

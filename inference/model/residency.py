@@ -130,7 +130,7 @@ class StreamedWeights:
 
         def linears(name: str) -> dict[str, Linear]:
             views = held.get(name) or self._ring.first_views(name)
-            return _bound(kernels, image.unit(name), views)
+            return bound_products(kernels, image.unit(name), views)
 
         self.layers = [parts.layer(index, linears(unit_name(index))) for index in range(count)]
         self.head = linears(HEAD)[HEAD] if parts.config.has_head else None
@@ -167,7 +167,8 @@ class StreamedWeights:
         self._ring.close()
 
 
-def _bound(kernels: Kernels, unit: UnitPlace, views: Views) -> dict[str, Linear]:
+def bound_products(kernels: Kernels, unit: UnitPlace, views: Views) -> dict[str, Linear]:
+    """A unit's products over its bytes in memory, by name. Raises ValueError for a form that they have not got."""
     return {matrix.name: kernels.bound(matrix.form, views[matrix.name]) for matrix in unit.matrices}
 
 

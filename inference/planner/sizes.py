@@ -40,11 +40,6 @@ class ModelSizes:
         """All that can be streamed."""
         return sum(self.layers) + self.head
 
-    @property
-    def largest_unit(self) -> int:
-        """Of what is streamed as one."""
-        return max(*self.layers, self.head)
-
     def page_of_layer(self, kind: CacheKind) -> int:
         """One page of one layer of the key-value cache."""
         return self.config.kv_heads * page_head_bytes(kind, self.config.head_dim)

@@ -100,7 +100,7 @@ def test_the_client_pages_through_files_and_batches(client: openai.OpenAI, relea
         (lambda client: start(client, "file-none"), "input_file_id"),
         (lambda client: start(client, "file-none\x00"), None),
         (lambda client: start(client, upload(client, b"{}").id, metadata={"a": "\x00"}), None),
-        (lambda client: client.batches.create(input_file_id=upload(client, b"{}").id, endpoint="/v1/embeddings",
+        (lambda client: client.batches.create(input_file_id=upload(client, b"{}").id, endpoint="/v1/images",
                                               completion_window="24h"), "endpoint"),
         (lambda client: client.batches.create(input_file_id=upload(client, b"{}").id, completion_window="1h",
                                               endpoint="/v1/chat/completions"), "completion_window"),

@@ -32,7 +32,7 @@ def test_a_batch_waits_for_intake_with_a_day_to_run(submit: Submit, line: Any) -
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/images"}, "endpoint"),
         ({"completion_window": "1h"}, "completion_window"),
         ({"metadata": {str(n): "v" for n in range(17)}}, "metadata"),
         ({"metadata": {"k" * 65: "v"}}, "metadata." + "k" * 65),
