@@ -6,6 +6,7 @@
 // weights are 0. Rows hold level + 128, which `corrections` (128 times the sum of an output's weights) takes out again.
 
 #include "calls.h"
+#include "dots.h"
 #include "nibbles.h"
 #include "tiles.h"
 
@@ -85,13 +86,20 @@ inline void finish(const Product& product, int64_t row, int64_t panel, __m512i s
 // ROWS rows by PANELS panels, all inputs.
 template <int ROWS, int PANELS>
 void by_dot_products(const Product& product, int64_t row, int64_t panel) {
+    const uint8_t* rows = product.rows + row * product.stride;
+    const int8_t* weights = product.panel(panel);
+    const int64_t apart = product.k_tiles * TILE_BYTES, quads = product.k_tiles * LANES;
+    if constexpr (ROWS > 1 && PANELS == FOUR_PANELS) {
+        __m512i sums[MOST_ROWS][FOUR_PANELS];
+        sum_four_panels<ROWS>(rows, product.stride, weights, apart, quads, sums[0]);
+        for (int r = 0; r < ROWS; r++)
+            for (int p = 0; p < PANELS; p++) finish(product, row + r, panel + p, sums[r][p]);
+        return;
+    }
     __m512i sums[ROWS][PANELS];
     for (int r = 0; r < ROWS; r++)
         for (int p = 0; p < PANELS; p++) sums[r][p] = _mm512_setzero_si512();
-    const uint8_t* rows = product.rows + row * product.stride;
-    const int8_t* weights = product.panel(panel);
-    const int64_t apart = product.k_tiles * TILE_BYTES;
-    for (int64_t quad = 0; quad < product.k_tiles * LANES; quad++) {
+    for (int64_t quad = 0; quad < quads; quad++) {
         __m512i w[PANELS];
         for (int p = 0; p < PANELS; p++) w[p] = _mm512_loadu_si512(weights + p * apart + quad * 64);
         if (ROWS == 1)
