@@ -63,8 +63,10 @@ class Int8Linear:
             self._packed = torch.ops.onednn.qlinear_prepack(self._levels, None)
             self._levels = None
         zeros = torch.zeros(len(self._scales), dtype=torch.int32)
+        # Without tiles a processor has dot products of unsigned bytes only; for signed ones oneDNN has a plain loop.
+        unsigned = rows.values.view(torch.uint8) ^ 128
         product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
-            rows.values, 1.0, 0, self._packed, self._scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+            unsigned, 1.0, 128, self._packed, self._scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
         return product
 

@@ -130,7 +130,10 @@ def test_a_cache_of_whole_numbers_stays_close_to_a_bfloat16_one_and_keeps_the_bi
         assert torch.equal(alone, logits)
 
 
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 64, 16), (3, 100, 50), (17, 576, 40), (70, 200, 33)])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"),
+    [(1, 64, 16), (3, 100, 50), (17, 576, 40), (70, 200, 33), *((rows, 100, 136) for rows in range(2, 14))],
+)
 def test_whole_number_products_are_exact(rows: int, inputs: int, outputs: int, smollm2_store: Path) -> None:
     kernels = kernels_of("native", StoreManifest.load(smollm2_store).config, "int8")
     weight = torch.randn((outputs, inputs), generator=torch.Generator().manual_seed(1))
