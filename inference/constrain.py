@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from inference.background import start_in_background
 from inference.errors import ConstraintFailed, InvalidRequest
 from inference.parameters import Constraint
 from inference.tokenizer import Tokenizer
@@ -155,7 +156,7 @@ class ConstraintCompiler:
         before = threading.stack_size(_STACK_BYTES)
         try:
             thread = threading.Thread(target=work, name="constraint-compiler", daemon=True)
-            thread.start()
+            start_in_background(thread)
         finally:
             threading.stack_size(before)
         thread.join(_COMPILE_SECONDS)

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
+from inference.background import start_in_background
 from inference.device.streams import CopyStream
 from inference.errors import StoreError
 from inference.memory.image import UnitPlace, Views
@@ -61,7 +62,7 @@ class DeviceRing:
         self._filling = self._held = self._closed = False
         self._filled = self._taken = self._released = 0
         self._thread = threading.Thread(target=self._fill, name="inference-device", daemon=True)
-        self._thread.start()
+        start_in_background(self._thread, self.stop)
 
     def views(self, name: str) -> Views:
         """A unit's arrays as they will lie in the first buffer: right in everything but what they hold."""

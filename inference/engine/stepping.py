@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
+from inference.background import start_in_background
 from inference.engine.intake import Intake
 from inference.engine.running import RunningBatch
 
@@ -32,20 +33,24 @@ class StepThread:
             self._thread = threading.Thread(
                 target=self._run, args=(self._stopping,), name="inference-engine", daemon=True
             )
-            self._thread.start()
+            start_in_background(self._thread, self._ask_to_stop)
 
     def stop(self) -> None:
         """After the step at hand. Every request that has not ended ends as cancelled; before this returns, unless it is
         called out of that step."""
         with self._intake.changed:
             thread, self._thread = self._thread, None
-            self._stopping.set()
-            self._intake.changed.notify_all()
+            self._ask_to_stop()
         if thread is threading.current_thread():
             return  # it ends them itself, once it has come out of the step
         if thread is not None:
             thread.join()
         self._batch.end_all("cancelled")
+
+    def _ask_to_stop(self) -> None:
+        with self._intake.changed:
+            self._stopping.set()
+            self._intake.changed.notify_all()
 
     def _run(self, stopping: threading.Event) -> None:
         changed = self._intake.changed

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 import xxhash
 
+from inference.background import start_in_background
 from inference.errors import StoreError
 from inference.memory.direct import CHUNK_BYTES, Buffer, DirectFile
 from inference.memory.image import LayerImage, UnitPlace, Views
@@ -142,7 +143,7 @@ class LayerRing:
             for index in range(readers)
         ]
         for thread in self._threads:
-            thread.start()
+            start_in_background(thread, self.stop)
 
     def stats(self) -> StreamStats:
         with self._changed:
