@@ -41,7 +41,7 @@
                  "add $4, %[fourth]\n\t"                                                                           \
                  "dec %[quads]\n\t"                                                                                \
                  "jnz 1b\n\t" PENSTOCK_EACH_SUM(PENSTOCK_KEEP)                                                     \
-                 : [weights] "+r"(weights), [rows] "+r"(rows), [fourth] "+r"(fourth), [quads] "+r"(quads)          \
+                 : [weights] "+&r"(weights), [rows] "+&r"(rows), [fourth] "+&r"(fourth), [quads] "+&r"(quads)      \
                  : [apart] "r"(apart), [three_apart] "r"(3 * apart), [stride] "r"(stride), [sums] "r"(sums)        \
                  : PENSTOCK_EACH_SUM(PENSTOCK_LOST) "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "cc", "memory")
 
