@@ -97,7 +97,8 @@ class ForeignDecoder(Decoder):
         missing = sorted(loaded["missing_keys"])
         if missing:
             raise StoreError(store, f"lacks {len(missing)} of its model's tensors, {missing[0]!r} among them")
-        return cls(config, model.eval(), compute)
+        # PyTorch multiplies by another route, of other bits, where a gradient may be wanted; streamed blocks want none.
+        return cls(config, model.eval().requires_grad_(False), compute)
 
     def _call(self, **inputs: Any) -> Any:
         """What the model returns for one sequence."""
