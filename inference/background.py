@@ -27,7 +27,8 @@ def start_in_background(thread: threading.Thread, stop: Callable[[], None] | Non
 
 @atexit.register
 def _end() -> None:
-    threads = list(_stops.items())
+    # Those that could not be started, and a forked process's copies of its parent's, are not alive.
+    threads = [(thread, stop) for thread, stop in _stops.items() if thread.is_alive()]
     for _, reference in threads:
         stop = None if reference is None else reference()
         if stop is not None:

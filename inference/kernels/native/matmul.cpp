@@ -89,26 +89,24 @@ void by_dot_products(const Product& product, int64_t row, int64_t panel) {
     const uint8_t* rows = product.rows + row * product.stride;
     const int8_t* weights = product.panel(panel);
     const int64_t apart = product.k_tiles * TILE_BYTES, quads = product.k_tiles * LANES;
-    if constexpr (ROWS > 1 && PANELS == FOUR_PANELS) {
-        __m512i sums[MOST_ROWS][FOUR_PANELS];
+    constexpr bool BY_ASSEMBLY = ROWS > 1 && PANELS == FOUR_PANELS;
+    __m512i sums[BY_ASSEMBLY ? MOST_ROWS : ROWS][PANELS];
+    if constexpr (BY_ASSEMBLY) {
         sum_four_panels<ROWS>(rows, product.stride, weights, apart, quads, sums[0]);
+    } else {
         for (int r = 0; r < ROWS; r++)
-            for (int p = 0; p < PANELS; p++) finish(product, row + r, panel + p, sums[r][p]);
-        return;
-    }
-    __m512i sums[ROWS][PANELS];
-    for (int r = 0; r < ROWS; r++)
-        for (int p = 0; p < PANELS; p++) sums[r][p] = _mm512_setzero_si512();
-    for (int64_t quad = 0; quad < quads; quad++) {
-        __m512i w[PANELS];
-        for (int p = 0; p < PANELS; p++) w[p] = _mm512_loadu_si512(weights + p * apart + quad * 64);
-        if (ROWS == 1)
-            for (int p = 0; p < PANELS; p++) __builtin_prefetch(weights + p * apart + quad * 64 + 1024);
-        for (int r = 0; r < ROWS; r++) {
-            int32_t four;
-            std::memcpy(&four, rows + r * product.stride + quad * 4, sizeof four);
-            const __m512i a = _mm512_set1_epi32(four);
-            for (int p = 0; p < PANELS; p++) sums[r][p] = _mm512_dpbusd_epi32(sums[r][p], a, w[p]);
+            for (int p = 0; p < PANELS; p++) sums[r][p] = _mm512_setzero_si512();
+        for (int64_t quad = 0; quad < quads; quad++) {
+            __m512i w[PANELS];
+            for (int p = 0; p < PANELS; p++) w[p] = _mm512_loadu_si512(weights + p * apart + quad * 64);
+            if (ROWS == 1)
+                for (int p = 0; p < PANELS; p++) __builtin_prefetch(weights + p * apart + quad * 64 + 1024);
+            for (int r = 0; r < ROWS; r++) {
+                int32_t four;
+                std::memcpy(&four, rows + r * product.stride + quad * 4, sizeof four);
+                const __m512i a = _mm512_set1_epi32(four);
+                for (int p = 0; p < PANELS; p++) sums[r][p] = _mm512_dpbusd_epi32(sums[r][p], a, w[p]);
+            }
         }
     }
     for (int r = 0; r < ROWS; r++)
