@@ -166,6 +166,12 @@ def test_an_exact_match_is_what_greedy_decoding_writes(pair: Pair, tmp_path: Pat
     assert task is not None and task.accuracy == 0.5
 
 
+def test_a_text_of_a_task_may_hold_unicodes_other_line_ends(tmp_path: Path) -> None:
+    file = tmp_path / "task.jsonl"
+    file.write_bytes('{"context": "a\u2028b", "target": "c\x85d"}\r\n{"context": "e", "target": "f"}\n'.encode())
+    assert [(item.context, item.choices) for item in read_task(file)] == [("a\u2028b", ("c\x85d",)), ("e", ("f",))]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

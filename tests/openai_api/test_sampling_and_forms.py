@@ -4,6 +4,7 @@ import json
 import math
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from jsonschema import validate
@@ -124,6 +125,24 @@ def test_a_json_object_is_one(client: openai.OpenAI, release: Any, engine_host: 
     assert choice.message.content.startswith("{")
     if choice.finish_reason == "stop":
         assert isinstance(json.loads(choice.message.content), dict)
+
+
+def test_an_output_with_unicodes_other_line_ends_arrives_whole(
+    server: Any, client: openai.OpenAI, release: Any, engine_host: Any
+) -> None:
+    text = "one\u2028two\x85three\u2029four"
+    asked = {"temperature": 0, "max_tokens": 60}
+    assert chat(client, **asked, extra_body={"guided_choice": [text]}).choices[0].message.content == text
+
+    body = {"model": "smollm2", "messages": QUESTION, "stream": True, "guided_choice": [text], **asked}
+    headers = {"Authorization": f"Bearer {client.api_key}"}
+    said = ""
+    # httpx's own reader of lines ends one at each of the three characters.
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=120) as answer:
+        for line in answer.iter_lines():
+            if line and line != "data: [DONE]":
+                said += json.loads(line.removeprefix("data: "))["choices"][0]["delta"].get("content") or ""
+    assert said == text
 
 
 @pytest.mark.parametrize(

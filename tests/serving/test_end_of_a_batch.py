@@ -108,6 +108,22 @@ def test_files_have_openais_lines(mixed: Batch, release: Any) -> None:
     }
 
 
+def test_whatever_a_reader_takes_for_the_end_of_a_line_an_output_is_one(
+    taken_in: TakenIn, line: Any, answer: Any
+) -> None:
+    text = "".join(map(chr, range(1, 0x2100)))  # every line end of Unicode is among them
+    batch = taken_in([line("a"), line("b")])
+    claim = claimed(batch.shards.get())
+    record_results([answer(request, text) for request in claim.requests], lease=claim.lease)
+    assert finalize(batch.pk)
+
+    batch.refresh_from_db()
+    with blobs.open_blob(batch.output_file.sha256) as stream:
+        lines = stream.read().decode().splitlines()
+    assert [json.loads(one)["custom_id"] for one in lines] == ["a", "b"]
+    assert json.loads(lines[0])["response"]["body"]["choices"][0]["message"]["content"] == text
+
+
 def test_lines_parse_as_the_openai_clients_types(mixed: Batch) -> None:
     from openai.types.chat import ChatCompletion
 

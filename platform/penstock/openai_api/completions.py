@@ -4,13 +4,13 @@ Everything about a request is checked, and the engine host has begun to answer, 
 wrong comes as an HTTP error. A client that hangs up cancels its request.
 """
 
-import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, cast
 
 from asgiref.sync import sync_to_async
 from django.http import HttpResponseBase, JsonResponse, StreamingHttpResponse
 
+from inference.json_lines import json_line
 from penstock.openai_api.door import Call
 from penstock.openai_api.errors import ApiError, envelope
 from penstock.serving import live
@@ -148,4 +148,4 @@ class Chunks:
 
 
 def _event(value: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
+    return f"data: {json_line(value)}\n\n".encode()

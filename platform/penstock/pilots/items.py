@@ -7,6 +7,7 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext as _
 
+from inference.json_lines import json_line
 from penstock.pilots.models import Pilot
 from penstock.serving.admission import Admitted, admit
 from penstock.serving.blobs import BlobMissing
@@ -36,7 +37,7 @@ class PilotItem:
     def trial_line(self) -> bytes:
         """The line as the trial runs it: greedy, because only then do both ways do the same work."""
         body = {**self.request["body"], "temperature": 0}
-        return json.dumps({**self.request, "body": body}, ensure_ascii=False).encode() + b"\n"
+        return json_line({**self.request, "body": body}).encode() + b"\n"
 
 
 def read_items(file: File, count: int) -> list[PilotItem]:

@@ -5,7 +5,6 @@ The 64 records are 32 products, each once in English and once in Traditional Chi
 product.
 """
 
-import json
 from collections.abc import Iterator
 from decimal import Decimal
 from functools import cache
@@ -15,6 +14,8 @@ from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from inference.json_lines import json_line
 
 Language = Literal["en", "zh-Hant"]
 
@@ -139,4 +140,4 @@ def batch_lines(model: str) -> Iterator[dict[str, Any]]:
 def batch_file(model: str) -> bytes:
     """The same lines as the bytes of a JSONL file: UTF-8, a newline after each line, always the same
     bytes."""
-    return b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in batch_lines(model))
+    return b"".join(json_line(line).encode() + b"\n" for line in batch_lines(model))

@@ -5,7 +5,6 @@ sweep tries again, with growing pauses.
 """
 
 import itertools
-import json
 import logging
 from collections.abc import Iterator
 from datetime import timedelta
@@ -16,6 +15,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from governance.ledger.services import record
+from inference.json_lines import json_line
 from penstock.serving import blobs
 from penstock.serving.bodies import EMBEDDINGS
 from penstock.serving.completion import OPEN
@@ -128,7 +128,7 @@ def _lines(rows: QuerySet[Request]) -> Iterator[bytes]:
     # A request's vectors may be megabytes.
     embeds = rows.filter(endpoint=EMBEDDINGS).exists()
     for row in rows.iterator(chunk_size=ROWS_OF_VECTORS_A_READ if embeds else ROWS_A_READ):
-        yield json.dumps(batch_line(row), ensure_ascii=False).encode() + b"\n"
+        yield json_line(batch_line(row)).encode() + b"\n"
 
 
 def _file(batch: Batch, blob: blobs.Blob | None, kind: str) -> File | None:

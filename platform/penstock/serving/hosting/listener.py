@@ -8,7 +8,6 @@ stream end with what there is. `GET /health` needs no token and tells nothing bu
 
 import asyncio
 import hmac
-import json
 import logging
 import socket
 import threading
@@ -28,6 +27,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from inference.errors import InvalidRequest
+from inference.json_lines import json_line
 from inference.request import Completion, GenerationRequest, SamplingParams, TokenEvent
 from penstock.registry.models import ModelRelease
 from penstock.serving.hosting.embedding import Texts
@@ -209,7 +209,7 @@ def _release(release_id: int) -> ModelRelease:
 
 
 def _line(value: dict[str, Any]) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode() + b"\n"
+    return json_line(value).encode() + b"\n"
 
 
 def _error(status: int, code: str, message: str) -> JSONResponse:
