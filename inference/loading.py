@@ -55,6 +55,7 @@ _WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 class LoadedModel:
     """A model with its cache. `tokenizer` is None for a store without one, `plan` where all was loaded without one."""
 
+    store: Path
     manifest: StoreManifest
     decoder: Decoder
     tokenizer: Tokenizer | None
@@ -157,7 +158,7 @@ def load_model(
             placement = fitting_placement(store, chosen, room)
         foreign = ForeignDecoder.open(store, config, chosen, placement, images)
         total = fitting_pages(config, foreign.page_bytes, budget - foreign.nbytes, max_batch, token_budget)
-        return _foreign(manifest, foreign, tokenizer, total, chosen)
+        return _foreign(store, manifest, foreign, tokenizer, total, chosen)
     kernels = choose_kernels(config, chosen)
     kind = cache_kind(cache, kernels)
     parts = LayerReader(StoreReader(store), kernels)
@@ -175,7 +176,7 @@ def load_model(
     decoder = Decoder.load(store, kernels)
     total = cache_pages(config, kind, budget - decoder.nbytes, max_batch, token_budget)
     pages = KeyValueCache(config, total, kind)
-    return LoadedModel(manifest, decoder, tokenizer, pages, PagePool(total, pages.clear, pages.copy), chosen)
+    return LoadedModel(store, manifest, decoder, tokenizer, pages, PagePool(total, pages.clear, pages.copy), chosen)
 
 
 def resident_bytes(path: Path | str, *, max_batch: int, token_budget: int) -> int:
@@ -220,28 +221,33 @@ def _planned(store: Path, manifest: StoreManifest, plan: Plan, images: Path | No
     tokenizer = Tokenizer.load(store) if TOKENIZER_NAME in manifest.tokenizer_files else None
     if config.is_foreign:
         foreign = ForeignDecoder.open(store, config, plan.compute, plan.placement, images)
-        return replace(_foreign(manifest, foreign, tokenizer, plan.cache_pages, plan.compute), plan=plan)
+        return replace(_foreign(store, manifest, foreign, tokenizer, plan.cache_pages, plan.compute), plan=plan)
     kernels = choose_kernels(config, plan.compute)
     kind = cache_kind(plan.cache, kernels)
     # The cache first: a disk that has no room for it shows before the weights are read.
     pages = _planned_cache(config, plan, kind, images)
     decoder = Decoder.load(store, kernels, plan.placement, images)
     pool = PagePool(plan.cache_pages, pages.clear, pages.copy)
-    return LoadedModel(manifest, decoder, tokenizer, pages, pool, plan.compute, plan)
+    return LoadedModel(store, manifest, decoder, tokenizer, pages, pool, plan.compute, plan)
 
 
 def _from_device(store: Path, manifest: StoreManifest, loaded: OnDevice) -> LoadedModel:
     tokenizer = Tokenizer.load(store) if TOKENIZER_NAME in manifest.tokenizer_files else None
     cache, decoder = loaded.cache, loaded.decoder
     pool = PagePool(loaded.pages, cache.clear, cache.copy)
-    return LoadedModel(manifest, decoder, tokenizer, cache, pool, decoder.kernels.compute, loaded.plan)
+    return LoadedModel(store, manifest, decoder, tokenizer, cache, pool, decoder.kernels.compute, loaded.plan)
 
 
 def _foreign(
-    manifest: StoreManifest, decoder: ForeignDecoder, tokenizer: Tokenizer | None, total: int, compute: Compute
+    store: Path,
+    manifest: StoreManifest,
+    decoder: ForeignDecoder,
+    tokenizer: Tokenizer | None,
+    total: int,
+    compute: Compute,
 ) -> LoadedModel:
     cache = ForeignCache(decoder.shapes, total)
-    return LoadedModel(manifest, decoder, tokenizer, cache, PagePool(total, cache.clear, cache.copy), compute)
+    return LoadedModel(store, manifest, decoder, tokenizer, cache, PagePool(total, cache.clear, cache.copy), compute)
 
 
 def _planned_cache(config: DecoderConfig, plan: Plan, kind: CacheKind, images: Path | None) -> KeyValueCache:

@@ -45,10 +45,13 @@ class Accounts:
         """
         lengths = [(piece.count, piece.start + piece.count) for piece in slices]
         shape = self.work.shape(lengths, sum(piece.yields_token for piece in slices) if with_logits else 0)
-        prefill_rows = 0
+        prefill_rows = decode_context = 0
         for piece in slices:
             piece.sequence.compute_seconds += seconds * piece.count / shape.rows
-            prefill_rows += min(piece.count, max(0, piece.sequence.prompt_tokens - piece.start))
+            of_prompt = min(piece.count, max(0, piece.sequence.prompt_tokens - piece.start))
+            prefill_rows += of_prompt
+            if not of_prompt:
+                decode_context += piece.start + piece.count
         ended = time.perf_counter()
         before, self.streamed = self.streamed, self._decoder.stream_stats() or self.streamed
         since = self.streamed.since(before)
@@ -56,7 +59,14 @@ class Accounts:
         self.cache_traffic = self._cache.traffic
         cache_waited += self.cache_traffic.waited_seconds
         self.meter.record(
-            started, ended, seconds, shape, sequences=len(slices), prefill_rows=prefill_rows, streamed=since
+            started,
+            ended,
+            seconds,
+            shape,
+            sequences=len(slices),
+            prefill_rows=prefill_rows,
+            decode_context=decode_context,
+            streamed=since,
         )
         self.prefill_tokens += prefill_rows
         self.steps += 1

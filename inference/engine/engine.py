@@ -14,6 +14,7 @@ import torch
 from inference.embedding import Embedder, Embedding
 from inference.engine.admission import Admission
 from inference.engine.intake import Intake
+from inference.engine.predicting import step_cost
 from inference.engine.running import RunningBatch
 from inference.engine.stats import EngineStats
 from inference.engine.stepping import StepThread
@@ -21,6 +22,7 @@ from inference.errors import SettingError, StoreError
 from inference.fitting import CacheChoice, workspace_bytes
 from inference.loading import ComputeChoice, LoadedModel, load_model
 from inference.parallelism import ThreadGovernor
+from inference.planner.cost import StepCost
 from inference.planner.meter import RunReport, StepWork
 from inference.planner.peaks import HostPeaks, host_peaks
 from inference.planner.plan import Plan
@@ -63,6 +65,7 @@ class Engine:
         self._admission = Admission(model)
         self._thread = StepThread(self._batch, self._intake)
         self._peaks: HostPeaks | None = None
+        self._cost: StepCost | None = None
 
     @classmethod
     def load(
@@ -276,13 +279,25 @@ class Engine:
                 )
         return self._peaks
 
+    def learn_rates(self) -> bool:
+        """From now on `report` predicts what its steps should have taken; False for a model that has no prediction.
+
+        By how long this host takes for a layer: measured before for such a model, else now, in some seconds. Steps wait
+        meanwhile. Raises StoreError, QuantizationError.
+        """
+        with self._batch.stepping:
+            self._cost = step_cost(self._model, threads=self._governor.limit)
+        return self._cost is not None
+
     def report(self, *, since: int = 0) -> RunReport:
         """The steps from number `since` (an earlier `stats().steps`) on, against the host's limit.
 
-        Measures nothing: what needs the host's peaks is None until `peaks` has been called once on this host.
+        Measures nothing: what needs the host's peaks is None until `peaks` has been called once on this host, and what
+        the steps should have taken is None until `learn_rates` has been called.
         """
         accounts, config = self._batch.accounts, self._model.decoder.config
-        return accounts.meter.report(accounts.work, self.peaks(measure=False), model_matrices(config), since=since)
+        peaks, matrices = self.peaks(measure=False), model_matrices(config)
+        return accounts.meter.report(accounts.work, peaks, matrices, cost=self._cost, since=since)
 
     def step_work(self, *, since: int = 0) -> StepWork:
         """What each of those steps computed and read from disk."""

@@ -74,12 +74,19 @@ class LayerRates:
 
 
 def layer_rates(
-    parts: LayerReader, kinds: Sequence[CacheKind], *, compute: str, threads: int, folder: Path, again: bool = False
+    parts: LayerReader,
+    kinds: Sequence[CacheKind],
+    *,
+    compute: str,
+    threads: int,
+    folder: Path | None,
+    again: bool = False,
+    once: bool = False,
 ) -> LayerRates:
     """The rates of a store's layers, from the cache, else measured now (some seconds, a few hundred MB of memory).
 
-    folder: on the disk that would be read from. Kept by host, kernels' sources, threads, shapes and encodings, as
-    `measured.sampled` does.
+    folder: on the disk that would be read from; None: nothing will be, and of reading nothing is told. Kept by host,
+    kernels' sources, threads, shapes and encodings, as `measured.sampled` does, which `once` is for.
     Raises StoreError, QuantizationError.
     """
     index = parts.config.layers // 2
@@ -102,14 +109,15 @@ def layer_rates(
                 logger.warning("others take the processor: a plan made now promises too little")
             return found, sound
 
-        return sampled(place, now, again=again)
+        return sampled(place, now, again=again, once=once)
 
     keep_freed_memory()  # as the engine does
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with torch.inference_mode():
-            of_layer = measured("layers", [os.stat(folder).st_dev], lambda one: one.layer(folder))
+            disk = None if folder is None else os.stat(folder).st_dev
+            of_layer = measured("layers", [disk], lambda one: one.layer(folder))
             attention = {
                 kind: AttentionSeconds(**measured("attention", [kind], partial(LayerTrial.attention, kind=kind)))
                 for kind in kinds

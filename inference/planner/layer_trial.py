@@ -12,7 +12,7 @@ import statistics
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from inference.memory.ring import LayerRing, StreamStats
 from inference.model.batch import StepBatch, build_batch
 from inference.model.decoder import Decoder
 from inference.model.layers import HEAD, DecoderLayer, LayerReader, unit_name
-from inference.model.residency import WeightsInMemory, made_image
+from inference.model.residency import Weights, WeightsInMemory, made_image
 from inference.planner.disk import READERS, RING
 from inference.scheduler import Slice
 
@@ -51,6 +51,8 @@ MOST_ROUNDS = 9
 SECONDS = 5.0
 # Of a step, from which on it is the disk that it waits for.
 WAITING_SHARE = 0.1
+# Of a trial without a disk.
+NOTHING_READ: dict[str, Any] = {"apart": 1.0, "stream_bytes_per_s": None, "read_cost": 0.0}
 
 
 class _Noise:
@@ -139,8 +141,19 @@ class LayerTrial:
         self._norm = torch.ones(self._config.hidden_size)
         self._noise = _Noise(self._config.hidden_size)
         self._wall = self._processor = 0.0
-        weights = WeightsInMemory(self._layers, None)
-        self._decoder = Decoder(self._config, self._noise, weights, self._norm, parts.kernels)
+        self._decoder = self.decoder(WeightsInMemory(self._layers, None))
+
+    def decoder(self, weights: Weights) -> Decoder:
+        """Of so many layers as the trial has copies."""
+        return Decoder(self._config, self._noise, weights, self._norm, self._parts.kernels)
+
+    def held_apart(self) -> Decoder:
+        """The copies in memory, computed one by one."""
+        return self.decoder(_HeldCopies(self._layers, None))
+
+    @property
+    def copies(self) -> int:
+        return len(self._layers)
 
     def _seconds(self, batch: StepBatch, cache: KeyValueCache) -> float:
         """Of a layer, in memory."""
@@ -161,46 +174,37 @@ class LayerTrial:
             layer.pages.zero_()  # written, and so really there, each page elsewhere
         return cache
 
-    def layer(self, folder: Path) -> dict[str, Any]:
-        parts, copies = self._parts, len(self._layers)
-        cache = self._cache(max(*ROWS, *STREAMED_ROWS), parts.kernels.cache_kinds[0])
+    def layer(self, folder: Path | None) -> dict[str, Any]:
+        """`LayerRates`, all but attention. folder: to stream from; None: in memory alone."""
+        cache = self._cache(max(*ROWS, *STREAMED_ROWS), self._parts.kernels.cache_kinds[0])
         batches = {rows: _prompts(rows, PIECE) for rows in {*ROWS, *STREAMED_ROWS}}
-        head = _head(parts, self._norm)
+        head = _head(self._parts, self._norm)
         alone: dict[int, list[float]] = {rows: [] for rows in batches}
         picking: dict[int, list[float]] = {rows: [] for rows in ROWS}
         making: dict[int, list[float]] = {rows: [] for rows in ROWS}
-        apart: dict[int, list[float]] = {rows: [] for rows in STREAMED_ROWS}
-        streamed: dict[int, list[float]] = {rows: [] for rows in STREAMED_ROWS}
-        waited: dict[int, list[float]] = {rows: [] for rows in STREAMED_ROWS}
-        with self._streamed(folder) as weights:
-            decoder = Decoder(self._config, self._noise, weights, self._norm, parts.kernels)
-            held = _HeldCopies(self._layers, None)
-            one_by_one = Decoder(self._config, self._noise, held, self._norm, parts.kernels)
+        with ExitStack() as stack:
+            beside = None
+            if folder is not None:
+                beside = _BesideReads(self, stack.enter_context(self._streamed(folder)))
             for _ in _rounds(SECONDS):
-                weights.settle()
+                if beside is not None:
+                    beside.weights.settle()
                 for rows in ROWS:
                     making[rows].append(_seconds(partial(_decoding, rows, 1)))
                     picking[rows].append(_seconds(partial(head, rows)))
                 for rows, batch in batches.items():
                     alone[rows].append(self._seconds(batch, cache))
-                    if rows in apart:
-                        apart[rows].append(_seconds(partial(one_by_one.states, batch, cache)) / copies)
-                for rows in STREAMED_ROWS:
-                    decoder.states(batches[rows], cache)  # the ring is as full after as before a step like it
-                    before = weights.stream_stats()
-                    seconds = _seconds(partial(decoder.states, batches[rows], cache))
-                    streamed[rows].append(seconds / copies)
-                    waited[rows].append(weights.stream_stats().since(before).waited_seconds / seconds)
-            unit_bytes = weights.unit_bytes
-        rate, cost = stream_rates(unit_bytes, apart, streamed, waited)
+                    if beside is not None and rows in STREAMED_ROWS:
+                        beside.apart(rows, batch, cache)
+                if beside is not None:
+                    for rows in STREAMED_ROWS:
+                        beside.streamed(rows, batches[rows], cache)
         return {
             "rows": list(ROWS),
             "layer": _rising(_median(alone[rows]) for rows in ROWS),
-            "apart": max(1.0, _median([_median(apart[rows]) / _median(alone[rows]) for rows in apart])),
             "head": _rising(_median(picking[rows]) for rows in ROWS),
             "batch": _rising(_median(making[rows]) for rows in ROWS),
-            "stream_bytes_per_s": rate,
-            "read_cost": cost,
+            **(NOTHING_READ if beside is None else beside.rates(alone)),
         }
 
     @contextmanager
@@ -251,6 +255,34 @@ class LayerTrial:
             "decode_token": token / (CONTEXT_ROWS * (CONTEXT - 1)),
             "prompt_pair": pair / (PROMPT * (PROMPT - PIECE) / 2),
         }
+
+
+class _BesideReads:
+    """A trial's layer computed by calls of its own, by rows: in memory, and while its copies stream."""
+
+    def __init__(self, trial: LayerTrial, weights: _StreamedCopies) -> None:
+        self.weights = weights
+        self._copies = trial.copies
+        self._held, self._streaming = trial.held_apart(), trial.decoder(weights)
+        self._apart: dict[int, list[float]] = {rows: [] for rows in STREAMED_ROWS}
+        self._streamed: dict[int, list[float]] = {rows: [] for rows in STREAMED_ROWS}
+        self._waited: dict[int, list[float]] = {rows: [] for rows in STREAMED_ROWS}
+
+    def apart(self, rows: int, batch: StepBatch, cache: KeyValueCache) -> None:
+        self._apart[rows].append(_seconds(partial(self._held.states, batch, cache)) / self._copies)
+
+    def streamed(self, rows: int, batch: StepBatch, cache: KeyValueCache) -> None:
+        self._streaming.states(batch, cache)  # the ring is as full after as before a step like it
+        before = self.weights.stream_stats()
+        seconds = _seconds(partial(self._streaming.states, batch, cache))
+        self._streamed[rows].append(seconds / self._copies)
+        self._waited[rows].append(self.weights.stream_stats().since(before).waited_seconds / seconds)
+
+    def rates(self, alone: Mapping[int, Sequence[float]]) -> dict[str, Any]:
+        """alone: seconds of a layer by rows, all layers in one call."""
+        rate, cost = stream_rates(self.weights.unit_bytes, self._apart, self._streamed, self._waited)
+        apart = _median([_median(self._apart[rows]) / _median(alone[rows]) for rows in STREAMED_ROWS])
+        return {"apart": max(1.0, apart), "stream_bytes_per_s": rate, "read_cost": cost}
 
 
 def _alike(image: LayerImage, index: int) -> tuple[UnitPlace, ...]:

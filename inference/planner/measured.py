@@ -35,17 +35,20 @@ def measured_place(kind: str, marks: Iterable[object]) -> Path:
     return measured_folder() / kind / f"{key}.json"
 
 
-def sampled(place: Path, measure: Callable[[], tuple[dict[str, Any], bool]], *, again: bool = False) -> dict[str, Any]:
+def sampled(
+    place: Path, measure: Callable[[], tuple[dict[str, Any], bool]], *, again: bool = False, once: bool = False
+) -> dict[str, Any]:
     """The mean of what was measured within SAMPLES_SECONDS, now too where that has not been done for FRESH_SECONDS.
 
     measure: gives a sample, and whether this process had the processor to itself; where it had not, the sample is kept
     only until there is another. Numbers, and lists of numbers, are averaged over the samples that have them; all else
-    is the latest sample's. again: measure now, and forget what was kept.
+    is the latest sample's. again: measure now, and forget what was kept. once: whatever was kept will do, however old.
     """
     now = time.time()
     samples = [] if again else (kept(place) or {}).get("samples", [])
-    samples = [one for one in samples if now - SAMPLES_SECONDS <= one["at"] <= now][-MOST_SAMPLES + 1 :]
-    if not samples or now - samples[-1]["at"] > FRESH_SECONDS:
+    if not once:
+        samples = [one for one in samples if now - SAMPLES_SECONDS <= one["at"] <= now][-MOST_SAMPLES + 1 :]
+    if not samples or (not once and now - samples[-1]["at"] > FRESH_SECONDS):
         values, sound = measure()
         samples.append({"at": now, "values": values, "sound": sound})
         samples = [one for one in samples if one["sound"]] or samples[-1:]

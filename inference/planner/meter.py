@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from inference.memory.ring import StreamStats
+from inference.planner.cost import StepCost, StepLoad
 from inference.planner.peaks import HostPeaks
 from inference.planner.work import Matrix, StepShape, WorkFormula
 
@@ -22,6 +23,7 @@ _STEP = np.dtype(
         ("seconds", np.float64),  # without urgent steps that were done in between
         ("sequences", np.int32),
         ("prefill_rows", np.int32),
+        ("decode_context", np.int64),
         ("rows", np.int32),
         ("logit_rows", np.int32),
         ("pairs", np.int64),
@@ -46,7 +48,10 @@ class RunReport:
     both is split by rows.
     streamed_bytes: of weights read from disk; streamed_bytes_per_s: while at least one read was under way;
     waited_seconds: of the steps, in which computing waited for weights.
-    Fields that need the peaks are None where these were not measured.
+    predicted_seconds: what the planner's cost model says these steps take, by what this host took for a layer of the
+    model before they ran; predicted_prefill_seconds: its share of prompts. To be held against busy_seconds and
+    prefill_seconds.
+    Fields that need the peaks, or a layer's rates, are None where these were not measured.
     """
 
     steps: int
@@ -81,6 +86,8 @@ class RunReport:
     streamed_bytes: int
     streamed_bytes_per_s: float
     waited_seconds: float
+    predicted_seconds: float | None
+    predicted_prefill_seconds: float | None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -136,14 +143,17 @@ class StepMeter:
         *,
         sequences: int,
         prefill_rows: int,
+        decode_context: int,
         streamed: StreamStats,
     ) -> None:
+        """decode_context: tokens that the decoding rows look back to, in one layer without a window."""
         self._steps[self.count % STEPS_KEPT] = (
             started,
             ended,
             seconds,
             sequences,
             prefill_rows,
+            decode_context,
             shape.rows,
             shape.logit_rows,
             shape.pairs,
@@ -160,11 +170,12 @@ class StepMeter:
         peaks: HostPeaks | None,
         matrices: tuple[Matrix, ...],
         *,
+        cost: StepCost | None = None,
         since: int = 0,
     ) -> RunReport:
-        """The steps from number `since` on, as far as they are kept. matrices: the model's."""
+        """The steps from number `since` on, as far as they are kept. matrices: the model's. cost: of its steps."""
         first, steps = self._since(since)
-        return _report(steps, first - min(since, first), formula, peaks, matrices)
+        return _report(steps, first - min(since, first), formula, peaks, matrices, cost)
 
     def work(self, formula: WorkFormula, *, since: int = 0) -> StepWork:
         """Of the steps from number `since` on, as far as they are kept."""
@@ -185,12 +196,32 @@ def _shapes(steps: Any) -> list[StepShape]:
     ]
 
 
+def _loads(steps: Any, layers: int) -> list[StepLoad]:
+    """The steps as the cost model takes them. Windows shorten what rows look back to: that is taken off prompts."""
+    loads = []
+    for step in steps:
+        rows, prompt_rows = int(step["rows"]), int(step["prefill_rows"])
+        decode_rows, context = rows - prompt_rows, int(step["decode_context"])
+        loads.append(
+            StepLoad(
+                decode_rows=decode_rows,
+                decode_tokens=context,
+                prompt_rows=prompt_rows,
+                prompt_pairs=max(0.0, int(step["pairs"]) / layers - context),
+                yielding=int(step["logit_rows"]),
+                prompts=max(0, int(step["sequences"]) - decode_rows),
+            )
+        )
+    return loads
+
+
 def _report(
     steps: Any,
     left_out: int,
     formula: WorkFormula,
     peaks: HostPeaks | None,
     matrices: tuple[Matrix, ...],
+    cost: StepCost | None,
 ) -> RunReport:
     busy = float(steps["seconds"].sum())
     wall = max(busy, float(steps["ended"].max() - steps["started"].min())) if len(steps) else 0.0
@@ -223,6 +254,7 @@ def _report(
         "idle time": _ratio(wall - busy, wall),
     }
     known = peaks is not None
+    predicted = np.array([cost.seconds(load) for load in _loads(steps, cost.layers)]) if cost is not None else None
     return RunReport(
         steps=len(steps),
         steps_left_out=left_out,
@@ -256,6 +288,10 @@ def _report(
         streamed_bytes=int(steps["streamed_bytes"].sum()),
         streamed_bytes_per_s=_ratio(float(steps["streamed_bytes"].sum()), float(steps["streaming_seconds"].sum())),
         waited_seconds=float(steps["waited_seconds"].sum()),
+        predicted_seconds=None if predicted is None else float(predicted.sum()),
+        predicted_prefill_seconds=None
+        if predicted is None
+        else float((predicted * steps["prefill_rows"] / rows).sum()),
     )
 
 

@@ -95,7 +95,26 @@ def test_a_batchs_page_sets_what_was_predicted_beside_what_came(
     assert re.search(r"Output, while decoding 100 80\.0 80%", page)
     assert "The disk: the engine waited for weights" in page
     assert "9.00 GB" in page and "60%" in page
-    assert "Predicted for prompts of 64 tokens and answers of 16, 8 sequences at a time" in page
+    assert "Planned for prompts of 64 tokens and answers of 16, 8 sequences at a time" in page
+
+
+def test_a_model_that_fits_whole_shows_what_its_steps_should_have_taken(
+    run: EngineRun, world: Any, people: Any, as_person: Callable[[Any], Any]
+) -> None:
+    predicted = {
+        "busy_seconds": 8.0,
+        "output_tokens_per_s": 56.25,
+        "prefill_tokens_per_s": 400.0,
+        "decode_tokens_per_s": 160.0,
+    }
+    EngineRun.objects.update(plan=None, measured={**run.measured, "predicted": predicted}, ended_at=timezone.now())
+    client = as_person(people.operator)
+    page = text_of(client.get(f"/batches/{world.done.pk}/"))
+    assert re.search(r"Predicted for these steps Measured Measured / predicted Prompts 400 420 105%", page)
+    assert re.search(r"Output, while decoding 160 80\.0 50%", page)
+    assert re.search(r"Predicted for these steps 8\.00 s ?, from how long .* they took 10\.0 s", page)
+    client.post("/language/", {"language": "zh-hant"})
+    assert "對這些步驟的預測" in text_of(client.get(f"/batches/{world.done.pk}/"))
 
 
 def test_a_model_that_fits_whole_shows_no_prediction_that_nobody_made(
@@ -103,7 +122,7 @@ def test_a_model_that_fits_whole_shows_no_prediction_that_nobody_made(
 ) -> None:
     EngineRun.objects.update(plan=None)
     page = text_of(as_person(people.operator).get(f"/batches/{world.done.pk}/"))
-    assert "It fits whole, so no plan was made and nothing was predicted." in page
+    assert "It fits whole, so no plan was needed." in page and "for these steps" not in page
     assert "Predicted by the plan" not in page
     assert re.search(r"Tokens a second Measured so far Prompts 420 Output, while decoding 80\.0", page)
 

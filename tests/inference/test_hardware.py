@@ -74,7 +74,7 @@ def test_sizes_are_written_for_people() -> None:
 
 
 def test_rates_are_the_mean_of_samples_that_are_not_too_old(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = quick / "kept" / "rates.json"
+    place, other = quick / "kept" / "rates.json", quick / "kept" / "other.json"
     clock = [1000.0]
     monkeypatch.setattr(measured_module.time, "time", lambda: clock[0])
     measured: list[dict[str, object]] = [
@@ -92,6 +92,10 @@ def test_rates_are_the_mean_of_samples_that_are_not_too_old(quick: Path, monkeyp
     assert found(0) == found(measured_module.FRESH_SECONDS) == measured[0]
     assert found(1) == {"seconds": [2.0, 4.0], "rows": [1, 8], "rate": 4.0, "at": "two"}
     assert found(measured_module.SAMPLES_SECONDS) == {"seconds": [4.0, 6.5], "rows": [1, 8], "rate": 5.0, "at": "three"}
+    # Where one measurement a host is enough, all that was kept will do, and nothing is measured.
+    clock[0] += 10 * measured_module.SAMPLES_SECONDS
+    assert sampled(place, lambda: pytest.fail("measured again"), once=True)["rate"] == 5.0
+    assert sampled(other, lambda: (measured[0], True), once=True) == measured[0]
     # What is measured while others compute counts only where there is nothing else.
     coming = iter(measured)
     sound[0] = False

@@ -14,7 +14,7 @@ from inference.cache.pages import pages_for
 from inference.cache.spilled.sizes import spilled_disk_bytes, spilled_memory_bytes
 from inference.errors import MemoryBudgetError
 from inference.memory.direct import aligned
-from inference.memory.placement import LEAST_RING
+from inference.memory.placement import LEAST_RING, Placement
 from inference.model.config import DecoderConfig
 from inference.planner import disk as disk_module
 from inference.planner import layer_trial as trial_module
@@ -337,6 +337,52 @@ def test_the_plan_of_a_store_is_printed_and_as_json_is_what_the_engine_takes(
     engine = Engine.load(tiny_store, threads=1, plan=plan)
     done = engine.generate([[5, 6, 7]] * 6, SamplingParams(max_tokens=4, ignore_eos=True))
     assert all(len(one.token_ids) == 4 for one in done)
+
+
+def test_an_engine_tells_what_its_steps_should_have_taken_once_it_has_learnt_the_rates(
+    quick: Path, tiny_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from inference.engine import Engine
+    from inference.loading import choose_kernels
+    from inference.model.layers import LayerReader
+    from inference.planner.planning import make_plan
+    from inference.request import SamplingParams
+    from inference.weights.store import StoreReader
+
+    monkeypatch.setenv("PENSTOCK_IMAGES", str(quick / "images"))
+    whole = Engine.load(tiny_store, threads=1, max_batch=4)
+    sampling = SamplingParams(max_tokens=4, ignore_eos=True)
+    whole.generate([[5, 6, 7]], sampling)
+    assert whole.report().predicted_seconds is None
+    assert whole.learn_rates()
+    report = whole.report()
+    assert report.predicted_seconds is not None and report.predicted_prefill_seconds is not None
+    assert 0 < report.predicted_prefill_seconds < report.predicted_seconds
+    assert not (quick / "images").exists()  # nothing streams, so no disk was tried
+
+    # The same model streamed through a disk of 1 KB a second: each step takes as long as its bytes do.
+    parts = LayerReader(StoreReader(tiny_store), choose_kernels(whole.manifest.config, "int8"))
+    plan = make_plan(
+        parts,
+        compute="int8",
+        cache="int8",
+        workload=Workload.uniform(4, 3, 4),
+        memory_bytes=10**9,
+        threads=1,
+        images=quick / "images",
+    )
+    assert plan.predicted is not None
+    slow = replace(
+        plan,
+        placement=Placement(frozenset(), ring=3, readers=2),
+        predicted=replace(plan.predicted, streamed_bytes_per_step=5000),
+        hardware=plan.hardware | {"stream_bytes_per_s": 1000.0},
+    )
+    streams = Engine.load(tiny_store, threads=1, plan=slow)
+    assert streams.learn_rates()
+    streams.generate([[5, 6, 7]], sampling)
+    assert streams.report().predicted_seconds == pytest.approx(4 * 5.0)
+    assert not Engine.load(tiny_store, threads=1, plan=replace(slow, predicted=None)).learn_rates()
 
 
 def test_a_planned_engine_runs_as_many_sequences_at_once_as_were_planned(quick: Path, tiny_store: Path) -> None:

@@ -12,6 +12,8 @@ from inference.memory.ring import StreamStats
 from inference.model.config import DecoderConfig, Experts
 from inference.planner import measured as measured_module
 from inference.planner import peaks as peaks_module
+from inference.planner.cost import StepCost
+from inference.planner.layer_rates import AttentionSeconds, LayerRates
 from inference.planner.meter import STEPS_KEPT, StepMeter, StepWork
 from inference.planner.peaks import AttentionRate, HostPeaks, MatrixRate, ReadRate
 from inference.planner.work import StepShape, WorkFormula, model_matrices
@@ -92,8 +94,8 @@ def test_a_report_sets_each_step_against_its_own_limit() -> None:
     # 1000 rows: 2 * 1152000 + 1600 + 500500 * 2 * 32 operations, 17 s; 65500 bytes from memory, 65.5 s.
     prefill = work.shape([(1000, 1000)], 1)
     assert work.bytes(prefill) == 1500 + 16 * (2000 + 2000)
-    meter.record(100.0, 200.0, 100.0, prefill, sequences=1, prefill_rows=1000, streamed=StreamStats())
-    meter.record(210.0, 210.5, 0.5, decode, sequences=3, prefill_rows=0, streamed=StreamStats())
+    meter.record(100.0, 200.0, 100.0, prefill, sequences=1, prefill_rows=1000, decode_context=0, streamed=StreamStats())
+    meter.record(210.0, 210.5, 0.5, decode, sequences=3, prefill_rows=0, decode_context=10, streamed=StreamStats())
     report = meter.report(work, given_peaks(), model_matrices(CONFIG))
     assert (report.steps, report.steps_left_out) == (2, 0)
     assert report.wall_seconds == pytest.approx(110.5) and report.busy_seconds == pytest.approx(100.5)
@@ -114,6 +116,26 @@ def test_a_report_sets_each_step_against_its_own_limit() -> None:
     assert report.bytes == 65_500 + 1852
     done = meter.work(work)
     assert done == StepWork((work.operations(prefill), work.operations(decode)), (0, 0))
+    assert report.predicted_seconds is None
+    # A layer: 2 s and half a second a row; by decoding row 0.25 s, by token looked back to 0.125 s, by pair of a
+    # prompt 0.001 s. The head: 3 s and 1 s a row; making ready: 1 s and 1 s a sequence. CONFIG has two layers.
+    rates = LayerRates(
+        rows=(1, 1001),
+        layer=(2.5, 502.5),
+        apart=9.0,
+        head=(4.0, 1004.0),
+        batch=(2.0, 1002.0),
+        stream_bytes_per_s=None,
+        read_cost=0.0,
+        attention={"int8": AttentionSeconds(decode_row=0.25, decode_token=0.125, prompt_pair=0.001)},
+    )
+    cost = StepCost(rates, "int8", CONFIG.layers, 0, 0, 1.0, 1.0)
+    predicted = meter.report(work, None, model_matrices(CONFIG), cost=cost)
+    prompt_seconds = 2 * (502 + 500_500 * 0.001) + 4 + 2
+    # Three sequences and one row: the pieces of prompts among them are the other two.
+    decode_seconds = 2 * (2.5 + 0.25 + 10 * 0.125) + 4 + 4
+    assert predicted.predicted_prefill_seconds == pytest.approx(prompt_seconds)
+    assert predicted.predicted_seconds == pytest.approx(prompt_seconds + decode_seconds)
     only_the_last = meter.report(work, None, model_matrices(CONFIG), since=1)
     assert (only_the_last.steps, only_the_last.fraction_of_limit) == (1, None)
     assert "have not been measured" in only_the_last.line()
@@ -129,7 +151,9 @@ def test_a_long_run_keeps_its_last_steps_in_the_same_memory() -> None:
     work, meter = formula(), StepMeter()
     shape = work.shape([(1, 1)], 1)
     for step in range(STEPS_KEPT + 5):
-        meter.record(float(step), step + 1.0, 1.0, shape, sequences=1, prefill_rows=0, streamed=StreamStats())
+        meter.record(
+            float(step), step + 1.0, 1.0, shape, sequences=1, prefill_rows=0, decode_context=1, streamed=StreamStats()
+        )
     report = meter.report(work, None, model_matrices(CONFIG))
     assert (report.steps, report.steps_left_out) == (STEPS_KEPT, 5)
     assert report.idle_share == pytest.approx(0.0)

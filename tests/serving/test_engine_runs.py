@@ -57,6 +57,11 @@ def test_a_batchs_shards_tell_which_engine_computed_them_and_what_it_reached(
     run.refresh_from_db()
     assert run.measured["output_tokens"] == sum(row.output_tokens for row in batch.requests.all())
     assert run.measured["output_tokens_per_s"] > 0 and run.memory_bytes > 10**8
+    # Rates are of tokens over seconds: what was predicted is of the same tokens, so both differ by the same factor.
+    predicted = run.measured["predicted"]
+    factor = predicted["busy_seconds"] / run.measured["busy_seconds"]
+    assert run.measured["output_tokens_per_s"] / predicted["output_tokens_per_s"] == pytest.approx(factor)
+    assert 0.02 < factor < 50  # a wrong unit or a forgotten layer is further off than any busy machine
     told = OutboxEntry.objects.get(kind="release.loaded")
     assert told.subject == batch.model_release.name
     pool.close()

@@ -25,15 +25,19 @@ BOUND_BY: dict[str, Promise] = {
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A rate that was predicted, and what was measured; ratio: measured / predicted. Tokens a second."""
+    """Tokens a second. planned: by the plan, for the work that it was made for; predicted: for the steps that came;
+    ratio: of what was measured to the latter, or to the plan where that is all there is.
+    """
 
     name: str | Promise
+    planned: float | None
     predicted: float | None
     measured: float | None
 
     @property
     def ratio(self) -> float | None:
-        return self.measured / self.predicted if self.predicted and self.measured else None
+        promise = self.predicted or self.planned
+        return self.measured / promise if promise and self.measured else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +48,16 @@ class ShownRun:
     measured: dict[str, Any]
     placement: str
     rates: tuple[Compared, ...]
+    is_planned: bool
+    """A model that fits whole is loaded without a plan."""
     is_predicted: bool
-    """A model that fits whole is loaded without a plan, and nothing is predicted then."""
-    predicted_for: str
-    """The work that the prediction is of: what came may have been other work."""
+    """Whether it is known what the steps that came should have taken."""
+    planned_for: str
+    """The work that the plan was made for: what came may have been other work."""
     bound_by: str | Promise
     streamed_share: float | None
     """Of the time of its steps, that the engine waited for the disk."""
+    is_over: bool = False
     began: datetime | None = None
     ended: datetime | None = None
     charts: tuple[Chart, ...] = ()
@@ -65,6 +72,7 @@ def shown_of_batch(batch: Batch) -> tuple[list[ShownRun], bool]:
         replace(
             shown(spell.engine_run, spell.measured),
             began=spell.began_at,
+            is_over=spell.ended_at is not None,
             ended=spell.ended_at,
             charts=tuple(
                 chart
@@ -82,10 +90,11 @@ def shown_of_batch(batch: Batch) -> tuple[list[ShownRun], bool]:
 
 def shown(run: EngineRun, measured: dict[str, Any] | None = None) -> ShownRun:
     """measured: of the engine since it was loaded, unless given."""
-    predicted: dict[str, Any] = (run.plan or {}).get("predicted") or {}
+    planned: dict[str, Any] = (run.plan or {}).get("predicted") or {}
     measured = run.measured if measured is None else measured
+    predicted: dict[str, Any] = measured.get("predicted") or {}
     rates = tuple(
-        Compared(name, predicted.get(key), measured.get(key))
+        Compared(name, planned.get(key), predicted.get(key), measured.get(key))
         for name, key in (
             (_("Prompts"), "prefill_tokens_per_s"),
             (_("Output, while decoding"), "decode_tokens_per_s"),
@@ -99,14 +108,16 @@ def shown(run: EngineRun, measured: dict[str, Any] | None = None) -> ShownRun:
         measured=measured,
         placement=placement(run),
         rates=rates,
+        is_planned=bool(planned),
         is_predicted=bool(predicted),
-        predicted_for=predicted_for(run.plan or {}) if predicted else "",
+        planned_for=planned_for(run.plan or {}) if planned else "",
         bound_by=BOUND_BY.get(measured.get("bound_by", ""), ""),
         streamed_share=waited,
+        is_over=run.ended_at is not None,
     )
 
 
-def predicted_for(plan: Mapping[str, Any]) -> str:
+def planned_for(plan: Mapping[str, Any]) -> str:
     """The workload of a plan, in words; "" where it was made for none."""
     workload = plan.get("workload")
     if not workload:

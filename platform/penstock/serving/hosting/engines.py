@@ -156,6 +156,7 @@ class EnginePool:
             ) from error
         finally:
             self.being_loaded = ""
+        learn_rates(engine, release)
         engine.start()
         seconds = time.monotonic() - started
         logger.info("loaded %s in %.1f s", release.name, seconds)
@@ -219,6 +220,14 @@ def _end(loaded: Loaded) -> None:
         end_run(run_id=loaded.run_id, engine=loaded.engine)
     except (DatabaseError, InterfaceError) as error:
         logger.warning("the end of a run of %s is not recorded: %s", loaded.name, error)
+
+
+def learn_rates(engine: "Engine", release: ModelRelease) -> None:
+    """So that each run can be told what it should have taken. What fails here is a figure less, not an engine less."""
+    try:
+        engine.learn_rates()
+    except (InferenceError, OSError, MemoryError) as error:
+        logger.warning("nothing is predicted for %s: %s", release.name, error)
 
 
 def needed_bytes(release: ModelRelease) -> int:

@@ -114,6 +114,7 @@ def measured(engine: "Engine", *, before: "EngineStats | None" = None) -> dict[s
         "busy_seconds": busy,
         "output_tokens": output_tokens,
         "output_tokens_per_s": output_tokens / busy if busy else None,
+        "predicted": predicted(report, busy, output_tokens),
         "prefill_tokens_per_s": report.prefill_tokens_per_s,
         "decode_tokens_per_s": report.decode_tokens_per_s,
         "mean_batch_size": report.mean_batch_size,
@@ -125,6 +126,24 @@ def measured(engine: "Engine", *, before: "EngineStats | None" = None) -> dict[s
         "bound_by": bound_by(report),
         "shares": time_shares(report),
         "batch_size_over_time": [list(point) for point in report.batch_size_over_time],
+    }
+
+
+def predicted(report: "RunReport", busy_seconds: float, output_tokens: int) -> dict[str, float]:
+    """What the steps should have taken by this host's rates, and the tokens a second of that; {} where not known.
+
+    Of the last steps, where these are very many: that all were as these is then taken for granted.
+    """
+    seconds, prefill_seconds = report.predicted_seconds, report.predicted_prefill_seconds
+    if not seconds or prefill_seconds is None or not min(report.busy_seconds, busy_seconds):
+        return {}
+    decode_seconds = seconds - prefill_seconds
+    slower = report.busy_seconds / seconds
+    return {
+        "busy_seconds": busy_seconds / slower,
+        "output_tokens_per_s": output_tokens / busy_seconds * slower,
+        "prefill_tokens_per_s": report.prefill_tokens / prefill_seconds if prefill_seconds else 0.0,
+        "decode_tokens_per_s": report.decode_tokens / decode_seconds if decode_seconds else 0.0,
     }
 
 
