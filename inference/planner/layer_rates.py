@@ -80,11 +80,13 @@ def layer_rates(
     compute: str,
     threads: int,
     folder: Path | None,
+    room_bytes: int | None = None,
     again: bool = False,
     once: bool = False,
 ) -> LayerRates:
     """The rates of a store's layers, from the cache, else measured now (some seconds, a few hundred MB of memory).
 
+    room_bytes: of memory for it, as far as a layer, the head and what streams fit into that; None: no limit.
     folder: on the disk that would be read from; None: nothing will be, and of reading nothing is told. Kept by host,
     kernels' sources, threads, shapes and encodings, as `measured.sampled` does, which `once` is for.
     Raises StoreError, QuantizationError.
@@ -103,7 +105,7 @@ def layer_rates(
 
         def now() -> tuple[dict[str, Any], bool]:
             if not trial:
-                trial.append(LayerTrial(parts, index))
+                trial.append(LayerTrial(parts, index, room_bytes))
             found = measure(trial[0])
             if not (sound := trial[0].share_of_processor() >= CONTENDED_SHARE):
                 logger.warning("others take the processor: a plan made now promises too little")

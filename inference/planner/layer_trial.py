@@ -31,6 +31,7 @@ from inference.model.decoder import Decoder
 from inference.model.layers import HEAD, DecoderLayer, LayerReader, unit_name
 from inference.model.residency import Weights, WeightsInMemory, made_image
 from inference.planner.disk import READERS, RING
+from inference.planner.sizes import ModelSizes
 from inference.scheduler import Slice
 
 ROWS = (1, 4, 16, 32, 64, 128, 256, 512)
@@ -46,6 +47,10 @@ CONTEXT = 256
 CONTEXT_ROWS = 64
 PROMPT = 256
 PIECE = 64
+# Of a trial's cache, about: for attention more than for anything else.
+MOST_PAGES = CONTEXT_ROWS * pages_for(CONTEXT) + PROMPT
+# What the largest steps of a trial take besides, about.
+ACTIVATION_BYTES = 48 * 2**20
 LEAST_ROUNDS = 3
 MOST_ROUNDS = 9
 SECONDS = 5.0
@@ -123,13 +128,28 @@ class _StreamedCopies:
         self._ring.close()
 
 
+def copies_within(room_bytes: int | None, layer_bytes: int, cache_bytes: int, head_bytes: int) -> int:
+    """Copies of a layer that a trial takes: what makes WORKING_BYTES, or what fits, at least 1.
+
+    cache_bytes: of the trial's cache, of one layer.
+    """
+    most = max(1, min(MOST_COPIES, -(-WORKING_BYTES // max(1, layer_bytes))))
+    if room_bytes is None:
+        return most
+    left = room_bytes - RING * layer_bytes - head_bytes - ACTIVATION_BYTES
+    return max(1, min(most, left // (layer_bytes + cache_bytes)))
+
+
 class LayerTrial:
     """Some copies of one layer as a decoder of its own."""
 
-    def __init__(self, parts: LayerReader, index: int) -> None:
+    def __init__(self, parts: LayerReader, index: int, room_bytes: int | None = None) -> None:
+        """room_bytes: of memory for the trial; None: no limit."""
         self._parts, self._index = parts, index
         layer = parts.layer(index)
-        copies = max(1, min(MOST_COPIES, -(-WORKING_BYTES // max(1, layer.nbytes))))
+        sizes = ModelSizes.of(parts)
+        cache_bytes = sizes.page_of_layer(parts.kernels.cache_kinds[0]) * MOST_PAGES
+        copies = copies_within(room_bytes, layer.nbytes, cache_bytes, sizes.head)
         self._layers = [layer, *(_copied(layer) for _ in range(copies - 1))]
         self._config = replace(
             parts.config,

@@ -64,7 +64,15 @@ def make_plan(
     )
     check(ask)  # before anything is measured
     logger.info("measuring the disk at %s and a layer, where that has not been done before", folder)
-    rates = layer_rates(parts, (cache, *other_caches), compute=compute, threads=threads, folder=folder, again=again)
+    rates = layer_rates(
+        parts,
+        (cache, *other_caches),
+        compute=compute,
+        threads=threads,
+        folder=folder,
+        room_bytes=ask.room_bytes - process_bytes,
+        again=again,
+    )
     return search(Ground(ask, rates, disk_rate(folder, again=again)))
 
 

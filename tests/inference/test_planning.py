@@ -29,6 +29,7 @@ from inference.planner.sizes import ModelSizes
 from inference.planner.workload import Lengths, Workload
 
 MB = 10**6
+MIB = 2**20
 CONFIG = DecoderConfig(
     architecture="llama",
     vocab_size=1000,
@@ -337,6 +338,18 @@ def test_the_plan_of_a_store_is_printed_and_as_json_is_what_the_engine_takes(
     engine = Engine.load(tiny_store, threads=1, plan=plan)
     done = engine.generate([[5, 6, 7]] * 6, SamplingParams(max_tokens=4, ignore_eos=True))
     assert all(len(one.token_ids) == 4 for one in done)
+
+
+def test_a_trial_of_a_layer_keeps_to_the_memory_that_it_is_given() -> None:
+    # Layers of 32 MiB with 8 MiB of cache each, 3 more that stream, a head of 96 MiB, and 48 MiB of activations.
+    ring = trial_module.RING * 32 * MIB
+
+    def copies(room_bytes: int | None) -> int:
+        return trial_module.copies_within(room_bytes, 32 * MIB, 8 * MIB, 96 * MIB)
+
+    assert copies(None) == copies(10**10) == 4  # 128 MiB of weights are in no cache
+    assert copies(ring + (96 + 48 + 2 * 40) * MIB) == 2
+    assert copies(ring + (96 + 48 + 2 * 40) * MIB - 1) == copies(1) == 1
 
 
 def test_an_engine_tells_what_its_steps_should_have_taken_once_it_has_learnt_the_rates(
