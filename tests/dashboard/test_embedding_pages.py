@@ -47,6 +47,14 @@ def test_the_page_tells_of_vectors_and_their_digest_in_both_languages(
     assert as_person(people.outsider).get(f"/requests/{embedded.pk}/").status_code == 404
 
 
+def test_the_page_says_where_the_numbers_are(embedded: Request, people: Any, as_person: Callable[[Any], Any]) -> None:
+    client = as_person(people.operator)
+    assert "output file holds the numbers" in client.get(f"/requests/{embedded.pk}/").content.decode()
+    Request.objects.filter(pk=embedded.pk).update(batch=None, shard=None)
+    page = client.get(f"/requests/{embedded.pk}/").content.decode()
+    assert "The answer held the numbers" in page and "output file" not in page
+
+
 def test_many_texts_are_shown_in_part(embedded: Request, people: Any, as_person: Callable[[Any], Any]) -> None:
     embedded.body = {**embedded.body, "input": [[number, 7] for number in range(23)]}
     embedded.save()
