@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,10 +66,34 @@ class Int8Linear:
         zeros = torch.zeros(len(self._scales), dtype=torch.int32)
         # Without tiles a processor has dot products of unsigned bytes only; for signed ones oneDNN has a plain loop.
         unsigned = rows.values.view(torch.uint8) ^ 128
-        product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
-            unsigned, 1.0, 128, self._packed, self._scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
-        )
-        return product
+        if not _saturates():
+            return _product(unsigned, 128, self._packed, self._scales, zeros)
+        lower = unsigned.clamp(max=127)
+        first = _product(lower, 128, self._packed, self._scales, zeros)
+        return first + _product(unsigned - lower, 0, self._packed, self._scales, zeros)
+
+
+def _product(
+    values: torch.Tensor, zero_point: int, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
+) -> torch.Tensor:
+    product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+        values, 1.0, zero_point, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return product
+
+
+@functools.cache
+def _saturates() -> bool:
+    """Whether two products of bytes are added up in 16 bits here, as on processors without VNNI, and cut off there.
+
+    Bytes of up to 128 times levels of up to 127 are not: 2 * 128 * 127 < 2 ** 15 (oneDNN's guide, "Nuances of int8
+    computations").
+    """
+    levels = torch.full((64, 256), 127, dtype=torch.int8)
+    packed = torch.ops.onednn.qlinear_prepack(levels, None)
+    rows = torch.full((8, 256), 255, dtype=torch.uint8)
+    product = _product(rows, 128, packed, torch.ones(64), torch.zeros(64, dtype=torch.int32))
+    return not bool((product == 127 * 127 * 256).all())
 
 
 def channel_levels(name: str, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -83,6 +87,32 @@ def test_int8_products_are_those_of_the_processors_library() -> None:
     rows = quantize_rows(rows_of(7, 128))
     ours = WholeLinear.of("w", weight, torch.device("cpu"))(rows)
     torch.testing.assert_close(ours, Int8Linear.of("w", weight)(rows), rtol=1e-6, atol=0)
+
+
+SUMS = """
+import torch
+from inference.kernels.base import Rows
+from inference.model.linear import Int8Linear
+
+generator = torch.Generator().manual_seed(0)
+for count in (1, 2, 7, 64):
+    levels = torch.randint(-127, 128, (64, 4096), generator=generator).to(torch.int8)
+    values = torch.randint(-127, 128, (count, 4096), generator=generator).to(torch.int8)
+    levels[0], values[0] = 127, 127  # the largest sum that there is
+    levels[1] = -127
+    linear = Int8Linear(levels.clone(), torch.ones(64))
+    product = linear(Rows(values, torch.ones(count, 1)))
+    exact = values.long() @ levels.long().T
+    # Where the sum is made of two, each is rounded to 24 bits; what is cut off is missing by millions.
+    torch.testing.assert_close(product.double(), exact.double(), rtol=2e-7, atol=4.0)
+"""
+
+
+@pytest.mark.parametrize("instructions", ["DEFAULT", "AVX512_CORE_VNNI", "AVX512_CORE", "AVX2", "SSE41"])
+def test_no_sum_of_bytes_is_cut_off_whatever_the_processor_has_for_them(instructions: str) -> None:
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions}
+    ended = subprocess.run([sys.executable, "-c", SUMS], env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_weights_that_are_not_finite_are_refused_by_name() -> None:
