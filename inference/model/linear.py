@@ -14,6 +14,8 @@ from inference.kernels.base import Compute, Linear, Rows
 from inference.quant.rotated import RotatedTensor, dequantize_rotated, tensor_levels
 from inference.quant.rotation import rotate_weight
 
+ROWS_AT_ONCE = 4096
+
 
 class FloatLinear:
     form = "float"
@@ -101,12 +103,18 @@ def channel_levels(name: str, weight: torch.Tensor) -> tuple[torch.Tensor, torch
 
     QuantizationError on NaN or infinity.
     """
-    weight = rotate_weight(weight)
-    largest = weight.abs().amax(dim=1)
-    if not bool(torch.isfinite(largest).all()):
-        raise QuantizationError(name, "holds NaN or infinity; int8 needs finite weights")
-    scales = (largest / 127.0).clamp_min_(1e-30)
-    return (weight / scales[:, None]).round_().to(torch.int8), scales
+    levels = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty(len(weight))
+    # Some rows at a time: a head may be a large part of what a model takes, and this needs three times its floats.
+    for start in range(0, len(weight), ROWS_AT_ONCE):
+        some = slice(start, start + ROWS_AT_ONCE)
+        rotated = rotate_weight(weight[some])
+        largest = rotated.abs().amax(dim=1)
+        if not bool(torch.isfinite(largest).all()):
+            raise QuantizationError(name, "holds NaN or infinity; int8 needs finite weights")
+        scales[some] = (largest / 127.0).clamp_min_(1e-30)
+        levels[some] = (rotated / scales[some, None]).round_().to(torch.int8)
+    return levels, scales
 
 
 def make_linear(name: str, weight: torch.Tensor | RotatedTensor, compute: Compute) -> Linear:
