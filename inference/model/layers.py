@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from inference.kernels.base import Between, Kernels, LayerCache, Linear
+from inference.memory.allocation import give_back_freed_memory
 from inference.model.batch import StepBatch
 from inference.model.config import LayerShape
 from inference.model.feed_forward import Affine, ExpertMixture, FeedForward, GatedNetwork, Wrap
@@ -20,7 +21,7 @@ from inference.weights.store import StoreReader
 HEAD = "head"
 """The head's name among a model's units, and that of its one matrix."""
 # Larger matrices are unpacked and laid out some rows at a time, so that little memory is needed for it.
-PIECE_WEIGHTS = 16 * 1024 * 1024
+PIECE_WEIGHTS = 4 * 1024 * 1024
 # Of panels, tiles and blocks of whichever kernels: pieces of so many rows lie behind one another as the whole would.
 PIECE_ROWS = 64
 
@@ -133,6 +134,9 @@ class LayerReader:
                 if not total or sum(map(len, waiting)) == at_once:
                     made.append(self.kernels.linear(names[0], waiting[0] if len(waiting) == 1 else torch.cat(waiting)))
                     waiting.clear()
+                    if total:
+                        del part
+                        give_back_freed_memory()  # gaps between what stays grow with every piece otherwise
         return made
 
     def nbytes(self, names: Sequence[str]) -> int:
