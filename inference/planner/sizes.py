@@ -46,7 +46,7 @@ class ModelSizes:
 
     def workspace(self, max_batch: int, token_budget: int, rows_at_once: int | None) -> int:
         """Activations of the largest step: the residual stream, what attention takes and gives, a feed-forward network
-        of as many rows as go through it at once, and logits of the whole batch; half as much again for gaps, since
+        of as many rows as go through it at once, and logits of the whole batch; as much again for gaps, since
         freed pieces are kept for others of other sizes.
         """
         config = self.config
@@ -54,7 +54,7 @@ class ModelSizes:
         attention = 2 * (config.query_size + 2 * config.kv_size) + 2 * config.query_size
         network = min(rows, rows_at_once or rows) * 3 * config.widest
         floats = rows * (4 * config.hidden_size + attention) + network + max_batch * config.vocab_size
-        return 6 * floats
+        return 8 * floats
 
 
 def _bytes(parts: LayerReader, products: dict[str, tuple[tuple[str, ...], float]]) -> int:
