@@ -46,10 +46,16 @@ class LayerCache(NamedTuple):
     pages: "fp32" and "bf16": [pages, kv_heads, 2, head_dim * PAGE_TOKENS], keys first, then values. Within a page, keys
     lie [head_dim, PAGE_TOKENS], so that scores of neighbouring tokens form vectors, and values [PAGE_TOKENS, head_dim].
     "int8" and "int4": uint8 [pages, kv_heads, page_head_bytes], laid out by the compiled kernels (native/cache.h).
+    There may be gaps between pages.
     """
 
     pages: torch.Tensor
     kind: CacheKind
+
+    @property
+    def page_stride(self) -> int:
+        """Bytes from one page to the next."""
+        return self.pages.stride(0) * self.pages.itemsize
 
 
 class Part(NamedTuple):
@@ -162,19 +168,19 @@ def lazy_pages(config: DecoderConfig, pages: int, kind: CacheKind, device: torch
 
     By NumPy, which asks the system for zeroed memory; torch.zeros would write, and so occupy, all of it.
     """
-    nbytes = pages * config.kv_heads * page_head_bytes(kind, config.head_dim)
+    shape = (pages, config.kv_heads * page_head_bytes(kind, config.head_dim))
     if device is not None and device.type != "cpu":
-        return pages_over(torch.zeros(nbytes, dtype=torch.uint8, device=device), config, pages, kind)
-    memory = torch.from_numpy(np.zeros(nbytes, dtype=np.uint8)) if nbytes else torch.empty(0, dtype=torch.uint8)
-    return pages_over(memory, config, pages, kind)
+        return pages_over(torch.zeros(shape, dtype=torch.uint8, device=device), config, kind)
+    memory = torch.from_numpy(np.zeros(shape, dtype=np.uint8)) if pages else torch.empty(shape, dtype=torch.uint8)
+    return pages_over(memory, config, kind)
 
 
-def pages_over(memory: torch.Tensor, config: DecoderConfig, pages: int, kind: CacheKind) -> torch.Tensor:
-    """Memory, uint8 [bytes], as a layer's pages."""
+def pages_over(rows: torch.Tensor, config: DecoderConfig, kind: CacheKind) -> torch.Tensor:
+    """Rows of memory, uint8 [pages, bytes of a page], as a layer's pages."""
     if kind in ("int8", "int4"):
-        return memory.view(pages, config.kv_heads, page_head_bytes(kind, config.head_dim))
-    values = memory.view(torch.float32 if kind == "fp32" else torch.bfloat16)
-    return values.view(pages, config.kv_heads, 2, config.head_dim * PAGE_TOKENS)
+        return rows.view(len(rows), config.kv_heads, page_head_bytes(kind, config.head_dim))
+    values = rows.view(torch.float32 if kind == "fp32" else torch.bfloat16)
+    return values.view(len(rows), config.kv_heads, 2, config.head_dim * PAGE_TOKENS)
 
 
 class Linear(Protocol):

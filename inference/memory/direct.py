@@ -13,6 +13,7 @@ import fcntl
 import mmap
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -24,6 +25,8 @@ ALIGNMENT = 4096
 """Of memory, offsets and lengths of direct reads and writes, in bytes."""
 CHUNK_BYTES = 4 * 1024 * 1024
 """Bytes asked of the disk at a time: enough for its full rate, few enough for several threads to share a file."""
+MOST_VIEWS = 1024
+"""That the system takes in one call (IOV_MAX)."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -106,18 +109,26 @@ class DirectFile:
 
     def read(self, view: memoryview, offset: int) -> None:
         """Fill the view from that byte on. StoreError where the file ends before, or the disk fails."""
-        self._move(view, offset, writing=False)
+        self.read_into([view], offset)
+
+    def read_into(self, views: Sequence[memoryview], offset: int) -> None:
+        """Fill views, one after the other, with what follows one another in the file. Raises as `read`."""
+        self._move(views, offset, writing=False)
 
     def write(self, view: memoryview, offset: int) -> None:
         """Write the view at that byte. StoreError where the disk is full or fails."""
-        self._move(view, offset, writing=True)
+        self.write_from([view], offset)
 
-    def _move(self, view: memoryview, offset: int, *, writing: bool) -> None:
+    def write_from(self, views: Sequence[memoryview], offset: int) -> None:
+        """Write views, one after the other, from that byte on. Raises as `write`."""
+        self._move(views, offset, writing=True)
+
+    def _move(self, views: Sequence[memoryview], offset: int, *, writing: bool) -> None:
         move = os.pwritev if writing else os.preadv
-        at = 0
-        while at < len(view):
+        left, at, nbytes = list(views), 0, sum(map(len, views))
+        while left:
             try:
-                moved = move(self._handle, [view[at:]], offset + at)
+                moved = move(self._handle, left[:MOST_VIEWS], offset + at)
             except OSError as error:
                 if error.errno == errno.EINVAL and self.direct:
                     self._give_up_direct()
@@ -125,10 +136,14 @@ class DirectFile:
                 place = f"at byte {offset + at}"
                 raise self._trouble(f"cannot be {'written' if writing else 'read'} {place}", error) from error
             if moved <= 0:
-                raise StoreError(self.path, f"ends at byte {offset + at}; {offset + len(view)} bytes are needed")
+                raise StoreError(self.path, f"ends at byte {offset + at}; {offset + nbytes} bytes are needed")
             at += moved
+            while left and moved >= len(left[0]):
+                moved -= len(left.pop(0))
+            if moved:
+                left[0] = left[0][moved:]
         if not self.direct and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._handle, offset, len(view), os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._handle, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
     def _give_up_direct(self) -> None:
         """Some filesystems take the flag and refuse the read."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from inference.errors import StoreError
-from inference.memory.direct import ALIGNMENT, Buffer, DirectFile, aligned
+from inference.memory.direct import ALIGNMENT, MOST_VIEWS, Buffer, DirectFile, aligned
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -58,6 +58,21 @@ def test_what_is_written_is_read_back(folder):
     with DirectFile(folder / "file") as file:
         file.read(other.view[: 2 * ALIGNMENT], 5 * ALIGNMENT)
     assert bytes(other.view[: 2 * ALIGNMENT]) == content[3 * ALIGNMENT :]
+
+
+def test_views_are_written_and_filled_one_after_the_other_however_many(folder):
+    """More of them than the system takes in one call."""
+    count = MOST_VIEWS + 7
+    content = os.urandom(count * ALIGNMENT)
+    buffer, other = Buffer(len(content)), Buffer(len(content))
+    buffer.view[:] = content
+    backwards = [other.view[start : start + ALIGNMENT] for start in range(0, len(content), ALIGNMENT)][::-1]
+    with DirectFile(folder / "file", create=True) as file:
+        file.write_from([buffer.view[:ALIGNMENT], buffer.view[ALIGNMENT:]], ALIGNMENT)
+        file.read_into(backwards, ALIGNMENT)
+        assert b"".join(backwards) == content
+        with pytest.raises(StoreError, match=f"ends at byte {(count + 1) * ALIGNMENT}; {(count + 2) * ALIGNMENT} "):
+            file.read_into(backwards, 2 * ALIGNMENT)
 
 
 def test_a_file_that_ends_too_early_is_named_with_the_place(folder):

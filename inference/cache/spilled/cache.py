@@ -65,7 +65,7 @@ class SpilledCache(KeyValueCache):
             capacity=capacity or buffer_pages(config, kind, pages),
             readers=readers,
         )
-        self._beside = spilled_memory_bytes(config, kind, len(spilled), pages, readers=readers)
+        self._beside = spilled_memory_bytes(config, kind, len(spilled), pages)
 
     @property
     def path(self) -> Path:
@@ -119,7 +119,7 @@ class SpilledCache(KeyValueCache):
             filled = self._ring.take()
             if filled.lost:
                 raise self._trouble(batch, filled.lost)
-            pages = pages_over(filled.memory, self._config, self._ring.capacity, self.kind)
+            pages = pages_over(filled.rows, self._config, self.kind)
             yield Part(plan.rows, plan.batch, LayerCache(pages, self.kind))
             self._ring.give_back()
 

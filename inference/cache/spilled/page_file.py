@@ -5,22 +5,18 @@ from __future__ import annotations
 import os
 import threading
 import uuid
+from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+import torch
 import xxhash
 
-from inference.cache.spilled.sizes import staging_bytes
+from inference.cache.spilled.sizes import GAP_BYTES, pages_at_once
 from inference.errors import StoreError
 from inference.memory.direct import Buffer, DirectFile, aligned
-
-Bytes = npt.NDArray[np.uint8]
-
-# Reading over a gap of so many bytes is cheaper than asking the disk twice.
-GAP_BYTES = 64 * 1024
 
 
 class Place(NamedTuple):
@@ -33,6 +29,31 @@ class Place(NamedTuple):
 class LostPage(NamedTuple):
     page: int
     reason: str
+
+
+class PageBuffer:
+    """Memory for pages, each of which the disk can be given and asked for as it lies there.
+
+    rows: uint8 [pages, page_bytes], with gaps between them.
+    """
+
+    def __init__(self, pages: int, page_bytes: int) -> None:
+        """Raises MemoryError."""
+        self._stride = aligned(page_bytes)
+        self._memory = Buffer(pages * self._stride)
+        self.rows: torch.Tensor = self._memory.tensor[: pages * self._stride].view(pages, -1)[:, :page_bytes]
+        self._rows = self.rows.numpy()
+
+    def whole(self, run: list[Place]) -> memoryview:
+        """Pages that follow one another, gaps included."""
+        return self._memory.view[run[0].local * self._stride : (run[-1].local + 1) * self._stride]
+
+    def checksum(self, local: int) -> int:
+        return xxhash.xxh3_64_intdigest(self._rows[local])
+
+    def clear(self, places: list[int]) -> None:
+        """Fill pages with zeros."""
+        self._rows[places] = 0
 
 
 class PageFile:
@@ -56,7 +77,7 @@ class PageFile:
         self._written = np.zeros((len(layers), pages), dtype=np.bool_)
         self._lost: dict[tuple[int, int], str] = {}
         self._counting = threading.Lock()
-        self._staging = threading.local()
+        self._unwanted = Buffer(GAP_BYTES).view  # read over, by any thread
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -76,7 +97,7 @@ class PageFile:
 
     def spans(self, places: list[Place]) -> list[list[Place]]:
         """Places, sorted by page, in pieces that are read at once."""
-        longest = staging_bytes(self.page_bytes) // self._stride
+        longest = pages_at_once(self._stride)
         gap = max(1, GAP_BYTES // self._stride)
         spans: list[list[Place]] = []
         for place in places:
@@ -87,56 +108,48 @@ class PageFile:
                 spans.append([place])
         return spans
 
-    def read(self, layer: int, span: list[Place], into: Bytes) -> list[LostPage]:
-        """Fill rows of `into`, [any, page_bytes], with one of `spans`; returns those that cannot be had."""
+    def read(self, layer: int, span: list[Place], into: PageBuffer) -> list[LostPage]:
+        """Fill pages with one of `spans`; returns those that cannot be had."""
         lost = [LostPage(page, reason) for page, _ in span if (reason := self._lost.get((layer, page))) is not None]
         for page, _ in span:
             if not self._written[layer, page] and (layer, page) not in self._lost:
                 lost.append(LostPage(page, f"{self._named(layer, page)} has not been written"))
         if lost:
             return lost
-        first, count = span[0].page, span[-1].page + 1 - span[0].page
-        view, staged = self._stage(count)
+        first = span[0].page
+        views, at = [], first
+        for run in _runs(span, len(span)):
+            if over := run[0].page - at:
+                views.append(self._unwanted[: over * self._stride])
+            views.append(into.whole(run))
+            at = run[-1].page + 1
         try:
-            self._file.read(view, self._offset(layer, first))
+            self._file.read_into(views, self._offset(layer, first))
         except StoreError as error:
             if len(span) == 1:
                 return [LostPage(first, f"{self._named(layer, first)} is lost: {error.message}")]
             return [gone for place in span for gone in self.read(layer, [place], into)]
         for page, local in span:
-            into[local] = staged[page - first]
-            # Of what will be used, not of what it was copied from.
-            if xxhash.xxh3_64_intdigest(into[local]) != int(self._checksums[layer, page]):
+            if into.checksum(local) != int(self._checksums[layer, page]):
                 lost.append(LostPage(page, f"{self._named(layer, page)} is not what was written there"))
         with self._counting:
             self.bytes_read += len(span) * self.page_bytes
         return lost
 
-    def write(self, layer: int, places: list[Place], rows: Bytes) -> None:
-        """Write rows of `rows`, [any, page_bytes], to pages. What cannot be written is lost, and told when read."""
-        longest = staging_bytes(self.page_bytes) // self._stride
-        run: list[Place] = []
-        for place in places:
-            if run and (place.page != run[-1].page + 1 or len(run) == longest):
-                self._write_run(layer, run, rows)
-                run = []
-            run.append(place)
-        if run:
-            self._write_run(layer, run, rows)
+    def write(self, layer: int, places: list[Place], source: PageBuffer) -> None:
+        """Write pages, sorted. What cannot be written is lost, and told when read."""
+        for run in _runs(places, pages_at_once(self._stride)):
+            self._write_run(layer, run, source)
 
-    def _write_run(self, layer: int, run: list[Place], rows: Bytes) -> None:
-        first = run[0].page
-        view, staged = self._stage(len(run))
-        for page, local in run:
-            staged[page - first] = rows[local]
+    def _write_run(self, layer: int, run: list[Place], source: PageBuffer) -> None:
         try:
-            self._file.write(view, self._offset(layer, first))
+            self._file.write(source.whole(run), self._offset(layer, run[0].page))
         except StoreError as error:
             for page, _ in run:
                 self._lost[layer, page] = f"{self._named(layer, page)} is lost: {error.message}"
             return
         for page, local in run:
-            self._checksums[layer, page] = xxhash.xxh3_64_intdigest(rows[local])
+            self._checksums[layer, page] = source.checksum(local)
             self._written[layer, page] = True
             self._lost.pop((layer, page), None)
         with self._counting:
@@ -144,12 +157,12 @@ class PageFile:
 
     def copy(self, layer: int, source: int, target: int) -> None:
         """Write one page's content over another's; the target is lost where that fails."""
-        row = np.empty((1, self.page_bytes), dtype=np.uint8)
-        lost = self.read(layer, [Place(source, 0)], row)
+        page = PageBuffer(1, self.page_bytes)
+        lost = self.read(layer, [Place(source, 0)], page)
         if lost:
             self._lost[layer, target] = lost[0].reason
         else:
-            self.write(layer, [Place(target, 0)], row)
+            self.write(layer, [Place(target, 0)], page)
 
     def forget(self, pages: list[int]) -> None:
         """Nobody may read these before they are written again."""
@@ -165,11 +178,14 @@ class PageFile:
         begin = self._offset(layer, page)
         return f"page {page} of layer {self._layers[layer]} (bytes {begin} to {begin + self.page_bytes})"
 
-    def _stage(self, pages: int) -> tuple[memoryview, Bytes]:
-        """This thread's memory for so many pages, as the disk sees it, and as [pages, page_bytes]."""
-        buffer = getattr(self._staging, "buffer", None)
-        if buffer is None:
-            buffer = self._staging.buffer = Buffer(staging_bytes(self.page_bytes))
-        nbytes = pages * self._stride
-        rows: Bytes = buffer.tensor[:nbytes].numpy().reshape(pages, self._stride)[:, : self.page_bytes]
-        return buffer.view[:nbytes], rows
+
+def _runs(places: list[Place], longest: int) -> Iterator[list[Place]]:
+    """Places, sorted by page, in pieces that follow one another both in the file and in memory."""
+    run: list[Place] = []
+    for place in places:
+        if run and (place != (run[-1].page + 1, run[-1].local + 1) or len(run) == longest):
+            yield run
+            run = []
+        run.append(place)
+    if run:
+        yield run

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from inference.cache.spilled.page_file import Bytes, LostPage, PageFile, Place
+from inference.cache.spilled.page_file import LostPage, PageBuffer, PageFile, Place
 from inference.cache.spilled.partition import PartPlan
-from inference.memory.direct import Buffer
 
 
 class Unit(NamedTuple):
@@ -24,18 +23,16 @@ class Unit(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """A unit's pages in memory, uint8 [capacity * page_bytes] and as rows of a page; `lost` of them are not there."""
+    """A unit's pages in memory, uint8 [capacity, page_bytes]; `lost` of them are not there."""
 
     unit: Unit
-    memory: torch.Tensor
-    rows: Bytes
+    rows: torch.Tensor
     lost: list[LostPage]
 
 
 class _Filling(NamedTuple):
     unit: Unit
-    buffer: Buffer
-    rows: Bytes
+    buffer: PageBuffer
     reads: list[Future[list[LostPage]]]
 
 
@@ -56,8 +53,7 @@ class PageRing:
     def __init__(self, file: PageFile, *, buffers: int, capacity: int, readers: int) -> None:
         self.capacity = capacity
         self._file = file
-        self._size = capacity * file.page_bytes
-        self._free = [Buffer(self._size) for _ in range(buffers)]
+        self._free = [PageBuffer(capacity, file.page_bytes) for _ in range(buffers)]
         self.waited_seconds = 0.0
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="cache-reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="cache-writer")
@@ -83,7 +79,7 @@ class PageRing:
             self._taken = filling = self._filling.popleft()
         lost = [page for read in filling.reads for page in read.result()]
         self.waited_seconds += time.perf_counter() - started
-        return Filled(filling.unit, filling.buffer.tensor[: self._size], filling.rows, lost)
+        return Filled(filling.unit, filling.buffer.rows, lost)
 
     def give_back(self) -> None:
         """The unit taken has been computed; what it changed is written, and then its buffer is filled again."""
@@ -91,7 +87,7 @@ class PageRing:
             filling, self._taken = self._taken, None
             assert filling is not None, "nothing has been taken"
             unit = filling.unit
-            done = self._writer.submit(self._file.write, unit.layer, unit.plan.changed, filling.rows)
+            done = self._writer.submit(self._file.write, unit.layer, unit.plan.changed, filling.buffer)
             writing = _Writing(unit, frozenset(place.page for place in unit.plan.changed), done)
             self._writing.append(writing)
         done.add_done_callback(lambda _: self._written(writing, filling.buffer))
@@ -118,7 +114,7 @@ class PageRing:
         self.settle()
         wait([self._readers.submit(self._file.copy, layer, source, target) for layer in range(layers)])
 
-    def _written(self, writing: _Writing, buffer: Buffer) -> None:
+    def _written(self, writing: _Writing, buffer: PageBuffer) -> None:
         with self._changed:
             self._writing.remove(writing)
             self._free.append(buffer)
@@ -128,14 +124,13 @@ class PageRing:
         """With the lock held."""
         while self._coming and self._free:
             unit, buffer = self._coming.popleft(), self._free.pop()
-            rows: Bytes = buffer.tensor[: self._size].numpy().reshape(self.capacity, self._file.page_bytes)
-            rows[unit.plan.fresh] = 0
+            buffer.clear(unit.plan.fresh)
             spans = self._file.spans(unit.plan.kept)
             reads = [
-                self._readers.submit(self._read, unit.layer, span, rows, self._pending(unit.layer, span))
+                self._readers.submit(self._read, unit.layer, span, buffer, self._pending(unit.layer, span))
                 for span in spans
             ]
-            self._filling.append(_Filling(unit, buffer, rows, reads))
+            self._filling.append(_Filling(unit, buffer, reads))
         self._changed.notify_all()
 
     def _pending(self, layer: int, span: list[Place]) -> list[Future[None]]:
@@ -146,6 +141,6 @@ class PageRing:
             if writing.unit.layer == layer and not pages.isdisjoint(writing.pages)
         ]
 
-    def _read(self, layer: int, span: list[Place], rows: Bytes, after: list[Future[None]]) -> list[LostPage]:
+    def _read(self, layer: int, span: list[Place], into: PageBuffer, after: list[Future[None]]) -> list[LostPage]:
         wait(after)
-        return self._file.read(layer, span, rows)
+        return self._file.read(layer, span, into)

@@ -179,6 +179,7 @@ class NativeKernels:
             config.query_scale,
             q.data_ptr(),
             layer.pages.data_ptr(),
+            layer.page_stride,
             kind,
             threads(),
         )
@@ -193,6 +194,7 @@ class NativeKernels:
             q.data_ptr(),
             batch.positions.data_ptr(),
             layer.pages.data_ptr(),
+            layer.page_stride,
             CACHE_KINDS[layer.kind],
             batch.segment_starts.data_ptr(),
             batch.page_table.data_ptr(),
@@ -253,8 +255,8 @@ def _bound(path: Path) -> ctypes.CDLL:
     signatures = {
         "penstock_add_norm": [p, p, p, p, f, n, n, i, p, p, i],
         "penstock_silu_mul": [p, p, n, n, i, p, p, i],
-        "penstock_rotate_store": [p, p, p, p, p, p, n, i, i, p, p, f, i, i, f, p, p, i, i],
-        "penstock_attend": [p, p, p, i, p, p, n, n, i, i, f, n, i, p, p, p, i],
+        "penstock_rotate_store": [p, p, p, p, p, p, n, i, i, p, p, f, i, i, f, p, p, n, i, i],
+        "penstock_attend": [p, p, p, n, i, p, p, n, n, i, i, f, n, i, p, p, p, i],
         "penstock_pack": [p, n, n, p, p],
         "penstock_pack_nibbles": [p, p, p, n, n, n, p, p, p],
         "penstock_matmul": [p, n, n, p, p, p, n, p, p, n, n, p, i],

@@ -293,10 +293,11 @@ template <class T> struct Type { using type = T; };
 extern "C" {
 
 // scratch: float [rows, heads * HEAD_DIM]. UINT8 and INT8 rows take values' rotation over; for the others it is undone.
-void penstock_attend(const void* q, const int32_t* positions, void* layer, int cache_kind, const int32_t* starts,
-                     const int32_t* table, int64_t segments, int64_t table_width, int kv_heads, int window, float softcap,
-                     int64_t rows, int kind, void* out, float* out_scales, float* scratch, int threads) {
+void penstock_attend(const void* q, const int32_t* positions, void* layer, int64_t page_stride, int cache_kind,
+                     const int32_t* starts, const int32_t* table, int64_t segments, int64_t table_width, int kv_heads,
+                     int window, float softcap, int64_t rows, int kind, void* out, float* out_scales, float* scratch, int threads) {
     const Reading reading{positions, (int64_t)kv_heads * GROUP, window, softcap};
+    const Pages pages{(uint8_t*)layer, page_stride};
     const auto over = [&](auto cache, auto many, auto one) {
         using Cache = decltype(cache);
         using Many = typename decltype(many)::type;
@@ -306,19 +307,19 @@ void penstock_attend(const void* q, const int32_t* positions, void* layer, int c
     };
     switch (cache_kind) {
         case CACHE_FLOAT32:
-            over(FloatCache<float>{(float*)layer, kv_heads}, Type<FloatTile<float, TILE>>{}, Type<FloatTile<float, 1>>{});
+            over(FloatCache<float>{pages, kv_heads}, Type<FloatTile<float, TILE>>{}, Type<FloatTile<float, 1>>{});
             break;
         case CACHE_BFLOAT16:
-            over(FloatCache<uint16_t>{(uint16_t*)layer, kv_heads}, Type<FloatTile<uint16_t, TILE>>{},
+            over(FloatCache<uint16_t>{pages, kv_heads}, Type<FloatTile<uint16_t, TILE>>{},
                  Type<FloatTile<uint16_t, 1>>{});
             break;
 #if defined(__AVX512VNNI__)
         case CACHE_INT8:
-            attend_levels((const QueryHead*)q, reading, LevelCache<8>{(uint8_t*)layer, kv_heads}, starts, table, segments,
+            attend_levels((const QueryHead*)q, reading, LevelCache<8>{pages, kv_heads}, starts, table, segments,
                           table_width, scratch, threads);
             break;
         case CACHE_INT4:
-            attend_levels((const QueryHead*)q, reading, LevelCache<4>{(uint8_t*)layer, kv_heads}, starts, table, segments,
+            attend_levels((const QueryHead*)q, reading, LevelCache<4>{pages, kv_heads}, starts, table, segments,
                           table_width, scratch, threads);
             break;
 #endif

@@ -16,17 +16,25 @@ constexpr int KEY_BLOCK = HEAD_DIM % 64 == 0 ? 64 : 32;
 // Rotated values make an attention output that is already what the next product takes, where its blocks fit into heads.
 constexpr bool ROTATED_VALUES = HEAD_DIM % 64 == 0;
 
+// A layer's pages, `stride` bytes from one to the next.
+struct Pages {
+    uint8_t* first;
+    int64_t stride;
+
+    uint8_t* at(int64_t page) const { return first + page * stride; }
+};
+
 // float32 or bfloat16. Keys [HEAD_DIM][PAGE_TOKENS], so that scores of neighbouring tokens form vectors; then values
 // [PAGE_TOKENS][HEAD_DIM].
 template <class T>
 struct FloatCache {
     using Query = float;
     static constexpr int QUERY_SIZE = HEAD_DIM;
-    T* layer;
+    Pages pages;
     int kv_heads;
 
     T* head(int64_t page, int kv_head) const {
-        return layer + (page * kv_heads + kv_head) * 2 * HEAD_DIM * PAGE_TOKENS;
+        return (T*)pages.at(page) + (int64_t)kv_head * 2 * HEAD_DIM * PAGE_TOKENS;
     }
     void store_key(int64_t page, int kv_head, int offset, float* key) const {
         T* to = head(page, kv_head) + offset;
@@ -58,10 +66,10 @@ struct LevelCache {
     static constexpr int LARGEST = BITS == 8 ? 127 : 7;
     static constexpr int HALF_BYTES = HEAD_DIM * PAGE_TOKENS * BITS / 8;
     static constexpr int64_t HEAD_BYTES = 2 * HALF_BYTES + 2 * PAGE_TOKENS * sizeof(float);
-    uint8_t* layer;
+    Pages pages;
     int kv_heads;
 
-    uint8_t* head(int64_t page, int kv_head) const { return layer + (page * kv_heads + kv_head) * HEAD_BYTES; }
+    uint8_t* head(int64_t page, int kv_head) const { return pages.at(page) + kv_head * HEAD_BYTES; }
     static float* scales(uint8_t* head) { return (float*)(head + 2 * HALF_BYTES); }
 
     // NaN goes into the scale.

@@ -50,7 +50,7 @@ struct Step {
     const int32_t* table;
     int64_t segments, table_width;
     void* const* pages;  // of each layer
-    int64_t cache_kind, heads, kv_heads, norm_all_heads, rotated, activation, threads;
+    int64_t page_stride, cache_kind, heads, kv_heads, norm_all_heads, rotated, activation, threads;
     float epsilon, query_scale, softcap;
     Rows normed, attended, activated;  // the last: values of so many rows as go through the network at once
     float* projected;  // [rows, the widest of qkv and gate_up]
@@ -102,9 +102,10 @@ const float* attend(const Step& s, const Layer& layer, void* pages) {
     const float* scales = multiply(layer.qkv, s.normed.values, s.normed, 0, s.rows, s.projected, threads);
     penstock_rotate_store(s.projected, scales, s.rotations, s.slots, layer.cosines, layer.sines, s.rows, (int)s.heads,
                           (int)s.kv_heads, layer.q_norm, layer.k_norm, s.epsilon, (int)s.norm_all_heads,
-                          layer.cosines ? (int)s.rotated : 0, s.query_scale, s.queries, pages, (int)s.cache_kind, threads);
-    penstock_attend(s.queries, s.positions, pages, (int)s.cache_kind, s.starts, s.table, s.segments, s.table_width,
-                    (int)s.kv_heads, (int)layer.window, s.softcap, s.rows, UINT8, s.attended.values, s.attended.scales,
+                          layer.cosines ? (int)s.rotated : 0, s.query_scale, s.queries, pages, s.page_stride,
+                          (int)s.cache_kind, threads);
+    penstock_attend(s.queries, s.positions, pages, s.page_stride, (int)s.cache_kind, s.starts, s.table, s.segments,
+                    s.table_width, (int)s.kv_heads, (int)layer.window, s.softcap, s.rows, UINT8, s.attended.values, s.attended.scales,
                     s.scratch, threads);
     return multiply(layer.o, s.attended.values, s.attended, 0, s.rows, s.added, threads);
 }

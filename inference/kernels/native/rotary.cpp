@@ -103,17 +103,19 @@ int64_t penstock_query_bytes(int cache_kind) {
 void penstock_rotate_store(const float* y, const float* scales, const int32_t* positions, const int64_t* slots,
                            const float* cosines, const float* sines, int64_t rows, int heads, int kv_heads,
                            const float* q_norm, const float* k_norm, float epsilon, int norm_all_heads,
-                           int rotated, float q_scale, void* q, void* layer, int cache_kind, int threads) {
+                           int rotated, float q_scale, void* q, void* layer, int64_t page_stride, int cache_kind,
+                           int threads) {
+    const Pages pages{(uint8_t*)layer, page_stride};
     const Turn turn{q_norm, k_norm, epsilon, norm_all_heads, rotated, q_scale};
     const auto run = [&](const auto& cache) {
         using Cache = std::decay_t<decltype(cache)>;
         rotate_all(y, scales, positions, slots, cosines, sines, rows, heads, turn, (typename Cache::Query*)q, cache, threads);
     };
     switch (cache_kind) {
-        case CACHE_FLOAT32: return run(FloatCache<float>{(float*)layer, kv_heads});
-        case CACHE_BFLOAT16: return run(FloatCache<uint16_t>{(uint16_t*)layer, kv_heads});
-        case CACHE_INT8: return run(LevelCache<8>{(uint8_t*)layer, kv_heads});
-        case CACHE_INT4: return run(LevelCache<4>{(uint8_t*)layer, kv_heads});
+        case CACHE_FLOAT32: return run(FloatCache<float>{pages, kv_heads});
+        case CACHE_BFLOAT16: return run(FloatCache<uint16_t>{pages, kv_heads});
+        case CACHE_INT8: return run(LevelCache<8>{pages, kv_heads});
+        case CACHE_INT4: return run(LevelCache<4>{pages, kv_heads});
     }
 }
 
