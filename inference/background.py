@@ -35,10 +35,10 @@ def _end() -> None:
     """Those that use others were started after them: each comes to its end while what it uses still works."""
     with _guard:
         # Those that could not be started, and a forked process's copies of its parent's, are not alive.
-        threads = [(thread, stop) for thread, stop in _stops.items() if thread.is_alive()]
+        threads = [(thread, reference) for thread, reference in _stops.items() if thread.is_alive()]
     until = time.monotonic() + EXIT_SECONDS
-    asked = [(thread, reference()) for thread, reference in reversed(threads) if reference is not None]
-    for thread, stop in asked:
+    for thread, reference in reversed(threads):
+        stop = None if reference is None else reference()
         if stop is None:
             continue
         try:

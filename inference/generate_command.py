@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from inference.command_line import INTERRUPTED, byte_count, positive
 from inference.errors import InvalidRequest
-from inference.json_lines import json_line
+from inference.json_lines import json_text
 from inference.request import Completion, Constraint, GenerationRequest, SamplingParams, TokenEvent
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _text_of(file: Path) -> str:
 def _report(completion: Completion, *, as_json: bool, streamed: bool) -> bool:
     """Print the outcome; True where it is a failure."""
     if as_json:
-        print(json_line(asdict(completion)))
+        print(json_text(asdict(completion)))
         return completion.finish_reason == "error"
     for choice in completion.choices if not streamed else ():
         if len(completion.choices) > 1:

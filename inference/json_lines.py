@@ -8,9 +8,14 @@ from typing import Any
 _LINE_ENDS = str.maketrans({character: f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"})
 
 
-def json_line(value: Any) -> str:
+def json_text(value: Any) -> str:
     """The value as JSON without any character that some reader takes for the end of a line; other text stays legible.
 
-    Whoever parses the line gets the value back. No line end is added.
+    Whoever parses it gets the value back. No line end is added.
     """
     return json.dumps(value, ensure_ascii=False).translate(_LINE_ENDS)
+
+
+def json_line(value: Any) -> bytes:
+    """`json_text` in UTF-8, and a line feed. UnicodeEncodeError where a text holds half of a surrogate pair."""
+    return json_text(value).encode() + b"\n"

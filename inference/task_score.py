@@ -62,7 +62,7 @@ def read_task(path: Path) -> list[TaskItem]:
     decoding would write the target. Raises TaskFileError, naming the line.
     """
     try:
-        lines = path.read_text("utf-8").split("\n")  # not `splitlines`: a text may hold U+2028
+        lines = path.read_bytes().decode().split("\n")  # at line feeds alone: a text may hold other ends
     except (OSError, UnicodeDecodeError) as error:
         raise TaskFileError(path, 1, f"cannot be read: {error}") from None
     items = [_item(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]

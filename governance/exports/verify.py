@@ -457,8 +457,11 @@ def parse_json(raw: bytes) -> Any:
 
 
 def dump_json(value: Any) -> bytes:
-    """The one spelling in which Penstock writes a JSON document."""
+    """The one spelling in which Penstock writes a JSON document: one line, also for readers that end a line at more
+    characters than JSON does.
+    """
     text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    text = text.translate({ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 

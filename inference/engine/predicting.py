@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from inference.kernels.base import CacheKind
 from inference.loading import LoadedModel
 from inference.memory.folders import images_folder
@@ -23,19 +25,18 @@ def step_cost(model: LoadedModel, *, threads: int) -> StepCost | None:
         return None
     parts = LayerReader(StoreReader(model.store), decoder.kernels)
     kind: CacheKind = model.cache.kind
-    streams = plan is not None and (plan.placement.ring > 0 or bool(plan.placement.spilled))
-    if plan is None or not streams:
-        rates = layer_rates(parts, (kind,), compute=model.compute, threads=threads, folder=None, once=True)
-        return StepCost(rates, kind, parts.config.layers, 0, 0, 1.0, 1.0)
-    if plan.predicted is None:
+    on_disk = plan is not None and (plan.placement.ring > 0 or bool(plan.placement.spilled))
+    if plan is not None and on_disk and plan.predicted is None:
         return None
-    rates = layer_rates(parts, (kind,), compute=model.compute, threads=threads, folder=images_folder(None), once=True)
-    return StepCost(
-        rates,
-        kind,
-        parts.config.layers,
-        plan.predicted.streamed_bytes_per_step,
-        len(plan.placement.spilled) * ModelSizes.of(parts).page_of_layer(kind),
-        plan.hardware["stream_bytes_per_s"],
-        plan.hardware["disk_write_bytes_per_s"],
+    folder = images_folder(None) if on_disk else None
+    rates = layer_rates(parts, (kind,), compute=model.compute, threads=threads, folder=folder, once=True)
+    cost = StepCost(rates, kind, parts.config.layers)
+    if plan is None or plan.predicted is None or not on_disk:
+        return cost
+    return replace(
+        cost,
+        streamed_bytes=plan.predicted.streamed_bytes_per_step,
+        spilled_page_bytes=len(plan.placement.spilled) * ModelSizes.of(parts).page_of_layer(kind),
+        read_bytes_per_s=plan.hardware["stream_bytes_per_s"],
+        write_bytes_per_s=plan.hardware["disk_write_bytes_per_s"],
     )

@@ -58,16 +58,17 @@ class StepCost:
     """How long a step takes where `layers` layers compute.
 
     streamed_bytes: of weights read in each step. spilled_page_bytes: of one page in all spilled layers together; these
-    are read and written as far as a step uses them. Rates in bytes a second, beside arithmetic.
+    are read and written as far as a step uses them. Rates in bytes a second, beside arithmetic. By default no disk is
+    used.
     """
 
     rates: LayerRates
     cache: CacheKind
     layers: int
-    streamed_bytes: int
-    spilled_page_bytes: int
-    read_bytes_per_s: float
-    write_bytes_per_s: float
+    streamed_bytes: int = 0
+    spilled_page_bytes: int = 0
+    read_bytes_per_s: float = math.inf
+    write_bytes_per_s: float = math.inf
 
     def arithmetic_seconds(self, load: StepLoad) -> float:
         """With nothing beside it, making the step ready included."""

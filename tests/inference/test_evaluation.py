@@ -168,7 +168,7 @@ def test_an_exact_match_is_what_greedy_decoding_writes(pair: Pair, tmp_path: Pat
 
 def test_a_text_of_a_task_may_hold_unicodes_other_line_ends(tmp_path: Path) -> None:
     file = tmp_path / "task.jsonl"
-    file.write_bytes('{"context": "a\u2028b", "target": "c\x85d"}\r\n{"context": "e", "target": "f"}\n'.encode())
+    file.write_bytes('{"context": "a\u2028b", "target": "c\x85d"}\r\n{"context": "e",\r "target": "f"}\n'.encode())
     assert [(item.context, item.choices) for item in read_task(file)] == [("a\u2028b", ("c\x85d",)), ("e", ("f",))]
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from asgiref.sync import sync_to_async
 from django.http import HttpResponseBase, JsonResponse, StreamingHttpResponse
 
-from inference.json_lines import json_line
+from inference.json_lines import json_text
 from penstock.openai_api.door import Call
 from penstock.openai_api.errors import ApiError, envelope
 from penstock.serving import live
@@ -148,4 +148,4 @@ class Chunks:
 
 
 def _event(value: dict[str, Any]) -> bytes:
-    return f"data: {json_line(value)}\n\n".encode()
+    return f"data: {json_text(value)}\n\n".encode()

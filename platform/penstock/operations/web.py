@@ -12,10 +12,11 @@ from penstock.config import config
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "penstock.settings")
     django.setup()
+    from inference.background import start_in_background
     from penstock.serving.outcome import warm_up
 
     # The checks of an output load a language model of a second or so: before the first answer, not within it.
-    threading.Thread(target=warm_up, name="warm", daemon=True).start()
+    start_in_background(threading.Thread(target=warm_up, name="warm", daemon=True))
     settings = config()
     uvicorn.run(
         "penstock.asgi:application",

@@ -128,7 +128,7 @@ def _lines(rows: QuerySet[Request]) -> Iterator[bytes]:
     # A request's vectors may be megabytes.
     embeds = rows.filter(endpoint=EMBEDDINGS).exists()
     for row in rows.iterator(chunk_size=ROWS_OF_VECTORS_A_READ if embeds else ROWS_A_READ):
-        yield json_line(batch_line(row)).encode() + b"\n"
+        yield json_line(batch_line(row))
 
 
 def _file(batch: Batch, blob: blobs.Blob | None, kind: str) -> File | None:

@@ -7,7 +7,7 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext as _
 
-from inference.json_lines import json_line
+from inference.json_lines import json_text
 from penstock.registry.models import Task
 from penstock.registry.prompts import PromptError, render_record
 from penstock.serving.blobs import BlobMissing
@@ -51,7 +51,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 def _encoded(request: dict[str, Any]) -> bytes:
     try:
-        return json_line(request).encode()
+        return json_text(request).encode()
     except UnicodeEncodeError:
         # Half of a surrogate pair: escaped, it reaches intake, which refuses it by line and name.
         return json.dumps(request).encode()

@@ -40,6 +40,7 @@ def main() -> None:
 
     from celery import signals
 
+    from inference.background import start_in_background
     from penstock.celery import app
     from penstock.config import config
     from penstock.serving.dispatch import SHARD_QUEUES
@@ -54,7 +55,7 @@ def main() -> None:
     listener = Listener(host)
     heartbeat = Heartbeat(host, url=listener.start(), facts=host_facts())
     heartbeat.start()
-    threading.Thread(target=warm, args=(host.engines,), name="warm", daemon=True).start()
+    start_in_background(threading.Thread(target=warm, args=(host.engines,), name="warm", daemon=True))
 
     def on_shutdown(**_: Any) -> None:
         # From a thread: Celery sends this from its signal handler, where taking a lock could deadlock.

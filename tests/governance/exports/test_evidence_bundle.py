@@ -127,6 +127,18 @@ def test_a_bundle_verifies_as_zip_and_as_folder(written: Written) -> None:
     assert hashlib.sha256(KEY.verifier.public_bytes).hexdigest() in words
 
 
+def test_leaves_are_a_line_each_whatever_ends_a_line_for_their_reader(tmp_path: Path) -> None:
+    """U+0085, U+2028 and U+2029 may stand in JSON as they are, and end a line for Python's `splitlines`."""
+    names = ["plain", "one\x85two", "one\u2028two\u2029three"]
+    log = Log([event(number, name=name) for number, name in enumerate(names)])
+    leaves = [log.leaf(index, 3) for index in range(3)]
+    summary = write(tmp_path / "evidence.zip", log, 3, leaves=leaves, measurements=[], selection={"batch": names[2]})
+    assert check(summary.path, key=str(KEY.verifier)).lines()[-1].startswith("VERIFIED")
+    with zipfile.ZipFile(summary.path) as container:
+        lines = container.read("leaves.jsonl").decode().splitlines()
+    assert [json.loads(json.loads(line)["entry"])["payload"]["name"] for line in lines] == names
+
+
 def test_the_container_is_an_ordinary_zip_and_a_function_of_its_contents(written: Written, tmp_path: Path) -> None:
     with zipfile.ZipFile(written.path) as container:
         assert container.testzip() is None

@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import uvicorn
@@ -134,7 +134,7 @@ async def _carry(
         try:
             engine = await _engine(host, order.release_id, stack)
         except _NoEngine as refusal:
-            yield _line({"error": refusal.error})
+            yield json_line({"error": refusal.error})
             return
         # On a thread: a constraint that this engine has not seen yet takes a while to be compiled.
         await run_in_threadpool(engine.submit, generation, on_token=tell, on_finish=tell)
@@ -143,9 +143,9 @@ async def _carry(
             while True:
                 event = await news.get()
                 if isinstance(event, TokenEvent):
-                    yield _line({"event": EVENTS.dump_python(event, mode="json")})
+                    yield json_line({"event": EVENTS.dump_python(event, mode="json")})
                 else:
-                    yield _line({"completion": COMPLETIONS.dump_python(event, mode="json")})
+                    yield json_line({"completion": COMPLETIONS.dump_python(event, mode="json")})
                     return
         finally:
             running.pop(order.request_id, None)
@@ -162,7 +162,7 @@ async def _carry_embedding(
         try:
             engine = await _engine(host, order.release_id, stack)
         except _NoEngine as refusal:
-            yield _line({"error": refusal.error})
+            yield json_line({"error": refusal.error})
             return
         texts = [Texts(order.request_id, order.inputs)]
 
@@ -174,7 +174,7 @@ async def _carry_embedding(
         computing = asyncio.ensure_future(run_in_threadpool(run))
         try:
             (embedded,) = await asyncio.shield(computing)
-            yield _line({"embedded": EMBEDDED.dump_python(embedded, mode="json")})
+            yield json_line({"embedded": EMBEDDED.dump_python(embedded, mode="json")})
         finally:
             running.pop(order.request_id, None)
             cancelled.set()
@@ -206,10 +206,6 @@ def _release(release_id: int) -> ModelRelease:
         return ModelRelease.objects.get(pk=release_id)
     finally:
         close_old_connections()
-
-
-def _line(value: dict[str, Any]) -> bytes:
-    return json_line(value).encode() + b"\n"
 
 
 def _error(status: int, code: str, message: str) -> JSONResponse:
